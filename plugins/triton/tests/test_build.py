@@ -151,7 +151,12 @@ FIRST: dict[str, list[Shape]] = {
     "gfx942": [Shape("a16w16", 1, 7168, 8192), Shape("a8w8", 1024, 1280, 8192, "int8", "bf16", scale="row"), _mx(16)],
     "gfx950": [Shape("a16w16", 1024, 7168, 8192), _moe(4, "fp8_e4m3fn", "per_1x128"), _mx(1024)],
     "gfx1201": [Shape("batched_bf16", 16, 1280, 8192, extra={"B": 16}), _every_op("gfx1201", 16)[3]],
-    "sm_90": [Shape("a16w16", 16, 7168, 8192), _every_op("sm_90", 16)[6], _moe(256, "fp8_e4m3fn", "per_Tensor"), _moe(256, "fp4x2", "per_1x32")],
+    "sm_90": [
+        Shape("a16w16", 16, 7168, 8192),
+        _every_op("sm_90", 16)[6],
+        _moe(256, "fp8_e4m3fn", "per_Tensor"),
+        _moe(256, "fp4x2", "per_1x32"),
+    ],
     "sm_100": [_mx(16), _mx(1024), _moe(64, "fp4x2", "per_1x32", g1u1=False), Shape("a16w16", 1024, 7168, 8192)],
     "sm_120": [_mx(16), _mx(1024), _moe(64, "fp4x2", "per_1x32", g1u1=False), Shape("a16w16", 1024, 7168, 8192)],
     "sm_80": [Shape("a16w16", 16, 7168, 8192, epilogue="bias")],

@@ -237,10 +237,9 @@ def _persistent(shape: Shape, device: Device, covered: int) -> Iterator[Candidat
         if shape.scale == "block":
             sized[:0] = [_tma(shape, m, n, 128, 4, stages, specialize=True) for m, n, stages in tiles.BLOCKS_SPECIALISED if m <= covered]
     shared = [_tma(shape, *tile) for tile in tiles.STREAMK if tile[0] <= covered]
-    if ARCHITECTURES[device.gfx].matrix == "tcgen05":  # four warps have too few registers to store a tile and sums
-        sized = sorted(
-            (attrs.evolve(kernel, warps=8) if kernel.specialize else kernel for kernel in sized), key=lambda kernel: kernel.specialize
-        )
+    if ARCHITECTURES[device.gfx].matrix == "tcgen05":  # four warps have too few registers to store a large tile
+        sized = [attrs.evolve(kernel, warps=8) if kernel.specialize else kernel for kernel in sized]
+        sized.sort(key=lambda kernel: kernel.specialize)
         shared = [attrs.evolve(kernel, warps=8) if kernel.block_m * kernel.block_n >= 1 << 14 else kernel for kernel in shared]
     # The less there is to multiply, the smaller the tiles that come first.
     sized.sort(key=lambda kernel: shape.m < 512 and tiles_of(kernel, shape) < device.cu_num // 3)

@@ -136,14 +136,13 @@ def fits(kernel: Moe, split_k: int, shape: Shape, device: Device) -> bool:
         return False
     # Products that are scaled step by step have separate accumulators.
     fresh = 1 if scale_of(shape) == "block" else 0
-    counts, amd = (2 if shape["g1u1"] else 1, 1), device.kind == "amd"
-    accumulators, decoded = [], []
-    for count, tile in zip(counts, (kernel.first, kernel.second), strict=True):
+    accumulators = []
+    for count, tile in ((2 if shape["g1u1"] else 1, kernel.first), (1, kernel.second)):
         threads = tile.warps * architecture.warp_size
         accumulators.append((count + fresh) * kernel.block_m * tile.block_n // threads)
-        decoded.append((kernel.block_m + count * tile.block_n) * tile.block_k // 2 // threads if kernel.decode and not amd else 0)
-    if any(map(lambda sums, values: values and sums + values > _MOST_DECODED, accumulators, decoded)):
-        return False
+        decoded = (kernel.block_m + count * tile.block_n) * tile.block_k // 2 // threads
+        if kernel.decode and device.kind != "amd" and accumulators[-1] + decoded > _MOST_DECODED:
+            return False
     steps = ceil_div(shape.n, kernel.first.block_k)
     # RDNA 3, which has no fp8, holds the operands of a wmma twice.
     limit = 160 if architecture.matrix != "wmma" else 48 if scale_of(shape) == "mx" or not architecture.fp8 else 80

@@ -50,9 +50,9 @@ def scaled_rows(gfx: str) -> int:
     return 128 if ARCHITECTURES[gfx].matrix == "tcgen05" else 1
 
 
-def holds_decoded(gfx: str, decode: bool) -> bool:
-    """Return whether decoded operands are in registers: those of `decode`, and all that mma takes."""
-    return decode or (ARCHITECTURES[gfx].matrix == "mma" and not ARCHITECTURES[gfx].fp4)
+def shares_registers(gfx: str, decode: bool) -> bool:
+    """Return whether decoded operands and sums share the registers, as they do with mma."""
+    return ARCHITECTURES[gfx].matrix == "mma" and (decode or not ARCHITECTURES[gfx].fp4)
 
 
 def tiles_of(kernel: Mx, shape: Shape) -> int:
@@ -106,10 +106,10 @@ def fits(kernel: Mx, split_k: int, shape: Shape, device: Device) -> bool:
         return False
     threads = kernel.warps * architecture.warp_size
     # Even and odd elements of K are decoded in turn.
-    in_registers = holds_decoded(device.gfx, kernel.decode)
-    decoded = (kernel.block_m + kernel.block_n) * kernel.block_k // 2 if in_registers else 0
+    shared = shares_registers(device.gfx, kernel.decode)
+    decoded = (kernel.block_m + kernel.block_n) * kernel.block_k // 2 if kernel.decode or shared else 0
     # More than this spills (Triton 3.6 to 3.9). On AMD accumulation registers take some of it.
-    limit = 0.75 * architecture.registers if device.kind == "amd" else 96 if in_registers and architecture.matrix == "mma" else 128
+    limit = 0.75 * architecture.registers if device.kind == "amd" else 96 if shared else 128
     if (kernel.block_m * kernel.block_n + decoded) // threads > limit:
         return False
     return not has_idle_part(split_k, ceil_div(shape.k, kernel.block_k))

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
-from tunedgemm.tools import ARCHITECTURES
 
 from tunedgemm_triton.cost import sort_splits
 from tunedgemm_triton.mx.names import Mx, parse_name
-from tunedgemm_triton.mx.resources import decodes, fits, holds_decoded, scaled_rows, tiles_of, unsupported
+from tunedgemm_triton.mx.resources import decodes, fits, scaled_rows, shares_registers, tiles_of, unsupported
 from tunedgemm_triton.resources import ceil_div
 from tunedgemm_triton.space import LIBTYPE
 from tunedgemm_triton.tiles import neighbours
@@ -95,8 +94,7 @@ def _kernels(shape: Shape, device: Device, *, decode: bool) -> Iterator[Mx]:
             turned = (swap and not amd) or rows > covered
             yield Mx(covered, max(block_n, rows), block_k, 1, warps, 2 if amd else stages, turned, decode)
     else:
-        few_registers = ARCHITECTURES[device.gfx].matrix == "mma" and holds_decoded(device.gfx, decode)
-        for block_m, block_n, block_k, warps, stages in (_DECODED, *_MANY) if few_registers else _MANY:
+        for block_m, block_n, block_k, warps, stages in (_DECODED, *_MANY) if shares_registers(device.gfx, decode) else _MANY:
             if block_m <= covered:
                 yield Mx(block_m, block_n, block_k, 8, warps, 2 if amd else stages, rows > block_m, decode)
 
