@@ -1,9 +1,9 @@
 """Predict an instance's time on a shape, in microseconds, to order solutions.
 
 Tiles run on the device in waves. Each step along K takes the longer of its multiplications and its
-loads from L2. An epilogue follows each tile; ping-pong and tensor memory hide it behind the next. The whole
-takes at least the time to move its bytes from memory. With K split, partials travel through L2 one
-after the other.
+loads from L2. An epilogue follows each tile; ping-pong and tensor memory hide it behind the next
+tile. The whole takes at least the time to move its bytes from memory. With K split, partials travel
+through L2 one after the other.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Rates:
 
 
 #: H200: the best fit to its instances' times (2026-11-23, 38 shapes of bf16, fp8 and fp8 with block
-#: scales). A100, A10, L40S, B200, B300, RTX PRO 6000 and GB10: three quarters of NVIDIA's data sheets
-#: (dense tensor rates over the multiprocessors; memory), and an estimate of L2's rate.
+#: scales). A100, A10, L40S, B200, B300, RTX PRO 6000 and GB10: three quarters of NVIDIA's data
+#: sheets (dense tensor rates over the multiprocessors; memory), and an estimate of L2's rate.
 _RATES = {
     "sm_90": Rates(132, 2.7e6, 110e3, 4.75e6),
     "sm_80": Rates(108, 1.1e6, 24e3, 1.5e6),

@@ -90,11 +90,8 @@ def render(instance: CutlassInstance, problem: Problem) -> str:
     headers = "".join(f'#include "{name}"\n' for name in ("call.h", *includes))
     bodies = ("plain.h", "ampere.h") if instance.schedule == "multistage" else ("plain.h", "cluster.h", "hopper.h")
     comment = f"// {instance.name}: {problem}\n"
-    sources = _sources(*bodies, "launch.h")
-    if KERNELS[problem.gfx][problem.dtype] in (SM100, SM120):
-        sources = _changed(sources, _BLACKWELL)
-    if problem.m_major:
-        sources = _changed(sources, _M_MAJOR)
+    blackwell = KERNELS[problem.gfx][problem.dtype] in (SM100, SM120)
+    sources = _changed(_sources(*bodies, "launch.h"), blackwell, problem.m_major)
     return comment + headers + _problem(problem) + target(instance, problem) + sources
 
 
@@ -181,9 +178,10 @@ def _shape(*sizes: int) -> str:
     return f"cute::Shape<{', '.join(f'cute::Int<{size}>' for size in sizes)}>"
 
 
-def _changed(sources: str, texts: dict[str, str]) -> str:
-    """Return the sources with each of the texts, which they have once, replaced."""
-    for before, after in texts.items():
+@functools.cache
+def _changed(sources: str, blackwell: bool, m_major: bool) -> str:
+    """Return the sources with the texts of Blackwell and of M-major scales of x, where asked for."""
+    for before, after in ((_BLACKWELL if blackwell else {}) | (_M_MAJOR if m_major else {})).items():
         if sources.count(before) != 1:
             raise AssertionError(f"hopper.h must have {before!r} once (got {sources.count(before)})")
         sources = sources.replace(before, after)
