@@ -32,6 +32,8 @@ INSTRUCTIONS = {
 INCLUDE = os.environ.get(toolchain.CUTLASS_INCLUDE, "")
 #: Sizes of the call, all different; the last block of scales along K is partial.
 M, N, K, BATCHES = 48, 384, 320, 3
+#: K of block scales on architectures that need whole blocks.
+K_BLOCKS = {"sm_121": 384}
 #: Rows of a padded column of M-major scales, of M or one row less.
 M_PADDED = 48
 
@@ -75,7 +77,17 @@ int main() {
   spot("D", arguments.epilogue.dD, kSwap ? 9 : 5, kSwap ? 5 : 9, 2);  // row 5 and column 9 of the output
   std::printf("sizes %d %d %d %d\\n", int(cute::get<0>(arguments.problem_shape)), int(cute::get<1>(arguments.problem_shape)),
               int(cute::get<2>(arguments.problem_shape)), int(cute::get<3>(arguments.problem_shape)));
-  std::printf("fits %d\\n", int(Kernel::can_implement(arguments)));
+  bool fits = Kernel::can_implement(arguments);
+  for (int64_t m : {1, 3, 129}) {
+    for (int64_t n : {STEP, 9 * STEP}) {
+      for (int64_t k : {STEP, 9 * STEP}) {
+        TunedGemmCall other = call;
+        other.m = m, other.n = n, other.k = k;
+        fits = fits && Kernel::can_implement(to_arguments(other, 132));
+      }
+    }
+  }
+  std::printf("fits %d\\n", int(fits));
   std::printf("swizzles %d %d %d\\n", swizzle({128 * 32, 128 * 64, 64, 1}, 132), swizzle({128 * 12, 128 * 28, 64, 1}, 132),
               swizzle({128 * 33, 128 * 64, 64, 1}, 132));
   scales(mainloop);
@@ -152,7 +164,8 @@ def _read_arguments(instance: CutlassInstance, problem: Problem, batches: int, f
     target = Target(FAMILY, instance, problem, toolchain.cuda)
     text = target.source
     text = text[: text.index("// ---- what launch.h asks for")] + "}  // namespace tunedgemm\n"
-    return _printed(target, text + _MAIN.replace("SIZES", f"{M}, {N}, {K}, {batches}"), folder)
+    step = 128 if problem.scale == "block" and problem.gfx in K_BLOCKS else 16
+    return _printed(target, text + _MAIN.replace("SIZES", f"{M}, {N}, {K}, {batches}").replace("STEP", str(step)), folder)
 
 
 def _printed(target: Target, text: str, folder: Path) -> dict[str, str]:
@@ -197,8 +210,9 @@ def test_scales_and_bias_run_along_their_side(gfx: str, swap: bool, tmp_path: Pa
 
 @pytest.mark.slow
 @both_sides
-def test_block_scales_are_row_major(gfx: str, swap: bool, tmp_path: Path) -> None:
-    """Block scales are row-major, with a short last block of K."""
+def test_block_scales_are_row_major(gfx: str, swap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Block scales are row-major, with a short last block of K where the kernels have it."""
+    monkeypatch.setitem(globals(), "K", K_BLOCKS.get(gfx, K))
     printed = _read_arguments(attrs.evolve(KINDS[gfx], swap=swap), attrs.evolve(BLOCKS, gfx=gfx), 1, tmp_path)
     assert (int(printed["SFA"]), int(printed["SFB"])) == ((64, 48) if swap else (48, 64))
     of_x, of_weight = 7 * 3 + 2, 300 // 128 * 3 + 2
@@ -212,6 +226,7 @@ def test_block_scales_are_row_major(gfx: str, swap: bool, tmp_path: Path) -> Non
 def test_block_scales_of_x_may_be_m_major(gfx: str, swap: bool, m: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """M-major scales of x have whole columns of four rows; those of the weight stay row-major."""
     monkeypatch.setitem(globals(), "M", m)
+    monkeypatch.setitem(globals(), "K", K_BLOCKS.get(gfx, K))
     problem = attrs.evolve(BLOCKS, gfx=gfx, m_major=True)
     printed = _read_arguments(attrs.evolve(KINDS[gfx], swap=swap), problem, 1, tmp_path)
     of_x, of_weight = 7 + 2 * M_PADDED, 300 // 128 * 3 + 2

@@ -162,6 +162,8 @@ def test_refusals_have_reasons() -> None:
         (_shape("a8w8", 16, 256, 64, dtype="fp8_e4m3fn"), "sm_89", "must be bf16, fp16, int8 (got fp8_e4m3fn)"),
         (_shape("a8w8_blockscale", 16, 256, 256), "sm_80", "must be bf16, fp16, int8 (got fp8_e4m3fn)"),
         (_shape("a8w8_blockscale", 16, 256, 256), "sm_86", "must be bf16, fp16, int8 (got fp8_e4m3fn)"),
+        (_shape("a8w8_blockscale", 16, 256, 320), "sm_120", "need N and K of 128 (got N=256, K=320)"),
+        (_shape("a8w8_blockscale", 16, 192, 256), "sm_121", "need N and K of 128 (got N=192, K=256)"),
         (_shape("a16w16", 16, 256, 64), "sm_75", "(got sm_75)"),
         (_shape("a16w16", 16, 256, 64), "gfx942", "(got gfx942)"),
         (Shape("a8w8_bpreshuffle", 16, 256, 64, "int8", scale="row"), "sm_90", "op a8w8_bpreshuffle is not supported"),

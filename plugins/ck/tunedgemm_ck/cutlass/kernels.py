@@ -13,15 +13,14 @@ class Kernels:
 
     Attributes:
         arch: the architecture's tag in CUTLASS.
-        schedules: their schedules.
+        schedules, clusters, swaps: values of these parameters of an instance.
         depths: bytes along K that a tile may have.
-        clusters: clusters that they may have.
-        swaps: whether the operands may be swapped.
-        tile_m: maximum of it.
-        step_n: step of tile_n.
-        slots: minimum of stages.
+        tile_m: maximum of an instance's.
+        step_n: step of an instance's tile_n.
+        slots: minimum stages of the ring in shared memory.
         whole_grid: whether the grid of persistent blocks has all tiles: a block that is done takes
             over one that has not started.
+        whole_blocks: whether products with block scales need N and K in whole blocks.
     """
 
     arch: str
@@ -33,6 +32,7 @@ class Kernels:
     step_n: int = 16
     slots: int = 3
     whole_grid: bool = False
+    whole_blocks: bool = False
 
     def lack(self, instance: CutlassInstance) -> str:
         """Return what of an instance they do not have, or an empty text."""
@@ -52,7 +52,7 @@ SM90 = Kernels("Sm90", ("cooperative", "pingpong", "plain"), (128, 256), CLUSTER
 #: tcgen05.mma, whose sums are in tensor memory.
 SM100 = Kernels("Sm100", TENSOR_MEMORY, (128, 256), CLUSTERS, tile_m=128, whole_grid=True)
 #: mma.sync of 8-bit floats. CUTLASS has no wider operands here; its epilogue stores 32 columns.
-SM120 = Kernels("Sm120", ("cooperative", "pingpong"), (128,), tile_m=128, step_n=32, slots=2, whole_grid=True)
+SM120 = Kernels("Sm120", ("cooperative", "pingpong"), (128,), tile_m=128, step_n=32, slots=2, whole_grid=True, whole_blocks=True)
 
 _FLOATS, _FP8 = ("bf16", "fp16"), ("fp8_e4m3fn",)
 _SM80 = dict.fromkeys((*_FLOATS, "int8"), SM80)

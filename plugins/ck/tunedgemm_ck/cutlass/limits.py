@@ -38,8 +38,7 @@ def depths_of(dtype: str, gfx: str) -> tuple[int, ...]:
     """Return the bytes along K that a tile may have.
 
     fp8 has one depth on sm_90. CUTLASS promotes sums out of the tensor core, which keeps fewer bits
-    than float32,
-    after whole steps, by default after 4 instructions of 32 bytes of K.
+    than float32, after whole steps, by default after 4 instructions of 32 bytes of K.
     """
     kernels = KERNELS[gfx][dtype]
     return (128,) if kernels == SM90 and dtype.startswith("fp8") else kernels.depths
@@ -57,7 +56,7 @@ def unsupported(shape: Shape, device: Device) -> str | None:
     """Return why no instance can serve the shape on the architecture, or None."""
     if device.gfx not in KERNELS:
         return f"supported architectures: {', '.join(KERNELS)} (got {device.gfx})"
-    return _operands(shape, device.gfx) or _results(shape) or _sizes(shape)
+    return _operands(shape, device.gfx) or _results(shape) or _sizes(shape, device.gfx)
 
 
 def _operands(shape: Shape, gfx: str) -> str | None:
@@ -87,7 +86,7 @@ def _results(shape: Shape) -> str | None:
     return None
 
 
-def _sizes(shape: Shape) -> str | None:
+def _sizes(shape: Shape, gfx: str) -> str | None:
     width, written, batches = width_of(shape.dtype), width_of(shape.outdtype), batches_of(shape)
     if shape.m == 0:
         return "an empty batch needs no kernel"
@@ -95,6 +94,8 @@ def _sizes(shape: Shape) -> str | None:
         return f"rows of the operands must be multiples of {ALIGNMENT} bytes: K of {ALIGNMENT // width} (got K={shape.k})"
     if shape.n * written % ALIGNMENT:
         return f"rows of the output must be multiples of {ALIGNMENT} bytes: N of {ALIGNMENT // written} (got N={shape.n})"
+    if shape.scale == "block" and KERNELS[gfx][shape.dtype].whole_blocks and (shape.n % BLOCK or shape.k % BLOCK):
+        return f"block scales on {gfx} need N and K of {BLOCK} (got N={shape.n}, K={shape.k})"
     if batches > _MAX_BLOCKS:
         return f"a batch may have at most {_MAX_BLOCKS} products (got B={batches})"
     if batches * max(max(shape.m, shape.n) * shape.k * width, shape.m * shape.n * written) > MAX_BYTES:
