@@ -19,7 +19,7 @@ from tunedgemm_ck.cutlass.space import enumerate_instances, enumerate_neighbours
 
 HOPPER, AMPERE = Device("sm_90", 132), Device("sm_80", 108)
 B200, B300, RTX, GB10 = Device("sm_100", 148), Device("sm_103", 148), Device("sm_120", 188), Device("sm_121", 48)
-BLACKWELL = (B200, B300, RTX, GB10)
+BLACKWELL = (B200, B300, RTX, GB10, Device("sm_110", 20))
 
 
 def _shape(op: str, m: int, n: int, k: int, **fields: Any) -> Shape:
@@ -70,15 +70,16 @@ def test_every_listed_instance_fits_and_is_listed_once(shape: Shape, device: Dev
 def test_an_architecture_gets_kernels_that_it_has(gfx: str, dtype: str) -> None:
     """Kernels have the tensor core instructions of the architecture; others run those of sm_80."""
     fp8 = dtype == "fp8_e4m3fn"
-    wanted = {"sm_90": SM90, "sm_100": SM100, "sm_103": SM80 if dtype == "int8" else SM100}.get(gfx, SM80)
+    wanted = {"sm_90": SM90, "sm_100": SM100, "sm_110": SM100, "sm_103": SM80 if dtype == "int8" else SM100}.get(gfx, SM80)
     if fp8 and gfx in ("sm_120", "sm_121"):
         wanted = SM120
     assert KERNELS[gfx].get(dtype) == (None if fp8 and wanted == SM80 else wanted)
-    for full in (False, True) if dtype in KERNELS[gfx] else ():
-        listed = listed_instances(gfx, dtype, False, full)
-        assert {each.schedule for each in listed} == set(wanted.schedules)
-        assert {each.cluster for each in listed} == set(wanted.clusters) - ({(1, 2)} if wanted == SM100 and not full else set())
-        assert full or len(listed) <= 24
+    if dtype in KERNELS[gfx]:
+        every, listed = (set(listed_instances(gfx, dtype, False, full)) for full in (True, False))
+        assert {each.schedule for each in every} == set(wanted.schedules)
+        assert {each.cluster for each in every} == set(wanted.clusters)
+        assert not [each for each in every | listed if wanted.lack(each)]
+        assert 6 <= len(listed) <= 24
 
 
 def test_two_blocks_multiply_one_tile_in_a_cluster() -> None:

@@ -22,7 +22,7 @@ FP4_CLANG = "GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH"
 #: CMake's variables for the compilers, and the variables for the headers.
 NVCC, HIPCC, CUTLASS_INCLUDE, CK_INCLUDE = "CUDACXX", "HIPCXX", "CUTLASS_INCLUDE", "CK_INCLUDE"
 #: The first nvcc that supports each architecture.
-OLDEST_NVCC = {"sm_100": (12, 8), "sm_120": (12, 8), "sm_103": (12, 9), "sm_121": (12, 9)}
+OLDEST_NVCC = {"sm_100": (12, 8), "sm_120": (12, 8), "sm_103": (12, 9), "sm_121": (12, 9), "sm_110": (13, 0)}
 
 #: Objects are loaded together with torch and with each other. Exported symbols, such as those of
 #: the linked-in runtime, would resolve to another object's. The same holds for static variables of

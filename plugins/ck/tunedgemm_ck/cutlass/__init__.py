@@ -66,7 +66,9 @@ FAMILY = Family(
     platforms=(
         Platform(("sm_90",), needs=_NEEDS, ran=("H200",)),
         Platform(
-            ("sm_100", "sm_103", "sm_120", "sm_121"), needs=(_HEADERS, "nvcc of CUDA 12.9 or newer, until compiled"), ops=tuple(limits.OPS)
+            ("sm_100", "sm_103", "sm_110", "sm_120", "sm_121"),
+            needs=(_HEADERS, "nvcc of CUDA 12.9 or newer (sm_110: 13.0), until compiled"),
+            ops=tuple(limits.OPS),
         ),
         Platform(("sm_80", "sm_86", "sm_89"), needs=_NEEDS, ops=tuple(op for op in limits.OPS if op != "a8w8_blockscale")),
     ),

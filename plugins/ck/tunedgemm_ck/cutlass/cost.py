@@ -14,7 +14,7 @@ import attrs
 from tunedgemm.plugin import Device, Shape
 from tunedgemm.tools import dtype_bits
 
-from tunedgemm_ck.cutlass.names import CutlassInstance
+from tunedgemm_ck.cutlass.names import TENSOR_MEMORY, CutlassInstance
 from tunedgemm_ck.problem import batches_of
 
 
@@ -36,8 +36,8 @@ class Rates:
 
 
 #: H200: the best fit to its instances' times (2026-11-23, 38 shapes of bf16, fp8 and fp8 with block
-#: scales). A100, A10, L40S, B200, B300, RTX PRO 6000 and GB10: three quarters of NVIDIA's data
-#: sheets (dense tensor rates over the multiprocessors; memory), and an estimate of L2's rate.
+#: scales). A100, A10, L40S, B200, B300, Thor, RTX PRO 6000 and GB10: three quarters of NVIDIA's
+#: data sheets (dense tensor rates over the multiprocessors; memory), and an estimate of L2's rate.
 _RATES = {
     "sm_90": Rates(132, 2.7e6, 110e3, 4.75e6),
     "sm_80": Rates(108, 1.1e6, 24e3, 1.5e6),
@@ -45,6 +45,7 @@ _RATES = {
     "sm_89": Rates(142, 0.95e6, 16e3, 0.65e6),
     "sm_100": Rates(148, 5.7e6, 130e3, 6.0e6),
     "sm_103": Rates(148, 5.7e6, 130e3, 6.0e6),
+    "sm_110": Rates(20, 4.8e6, 60e3, 0.2e6),
     "sm_120": Rates(188, 1.0e6, 18e3, 1.35e6),
     "sm_121": Rates(48, 1.0e6, 18e3, 0.2e6),
 }
@@ -52,7 +53,7 @@ _RATES = {
 #: stream-K's memset, a part of K waiting for the previous one.
 _TILE, _LAUNCH, _CLEAR, _MEET = 0.5, 4.0, 2.6, 2.1
 #: Schedules that hide a tile's epilogue behind the next tile.
-_HIDING = ("pingpong", "1sm", "2sm")
+_HIDING = ("pingpong", *TENSOR_MEMORY)
 #: Slowdown of multiplying, fitted likewise: fp8 sums promoted out of the tensor core; block scales
 #: applied by ping-pong's one group of warps per tile (two groups hide it).
 _MOVING, _SCALING = 1.4, 1.4

@@ -55,13 +55,13 @@ SM100 = Kernels("Sm100", TENSOR_MEMORY, (128, 256), CLUSTERS, tile_m=128, whole_
 SM120 = Kernels("Sm120", ("cooperative", "pingpong"), (128,), tile_m=128, step_n=32, slots=2, whole_grid=True, whole_blocks=True)
 
 _FLOATS, _FP8 = ("bf16", "fp16"), ("fp8_e4m3fn",)
-_SM80 = dict.fromkeys((*_FLOATS, "int8"), SM80)
+_EVERYWHERE = dict.fromkeys((*_FLOATS, "int8"), SM80)
 #: Architecture -> dtype of operands -> the kernels that multiply them. CUTLASS compiles int8 for
-#: sm_103 into a kernel that only traps: tcgen05.mma has it on sm_100 alone.
+#: sm_103, whose tcgen05.mma does not have it, into a kernel that only traps.
 KERNELS = {
-    **dict.fromkeys(("sm_80", "sm_86", "sm_89"), _SM80),
+    **dict.fromkeys(("sm_80", "sm_86", "sm_89"), _EVERYWHERE),
     "sm_90": dict.fromkeys((*_FLOATS, "int8", *_FP8), SM90),
-    "sm_100": dict.fromkeys((*_FLOATS, "int8", *_FP8), SM100),
-    "sm_103": _SM80 | dict.fromkeys((*_FLOATS, *_FP8), SM100),
-    **dict.fromkeys(("sm_120", "sm_121"), _SM80 | dict.fromkeys(_FP8, SM120)),
+    **dict.fromkeys(("sm_100", "sm_110"), dict.fromkeys((*_FLOATS, "int8", *_FP8), SM100)),
+    "sm_103": _EVERYWHERE | dict.fromkeys((*_FLOATS, *_FP8), SM100),
+    **dict.fromkeys(("sm_120", "sm_121"), _EVERYWHERE | dict.fromkeys(_FP8, SM120)),
 }

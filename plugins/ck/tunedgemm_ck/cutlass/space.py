@@ -142,20 +142,22 @@ _TENSOR_MEMORY_BLOCKS: tuple[_Row, ...] = (
     (128, 64, 128, (2, 1), "2sm", "persistent", True),
     *((128, n, 128, (1, 1), "1sm", scheduler, True) for n in (16, 32, 64) for scheduler in ("persistent", "streamk")),
 )
-#: Of fp8 on sm_120, with and without block scales.
+#: Of fp8 on sm_120, where instances of ping-pong spill.
 _GEFORCE: tuple[_Row, ...] = (
+    (128, 128, 128, (1, 1), "cooperative", "persistent", False),
+    (128, 64, 128, (1, 1), "cooperative", "persistent", False),
+    *((128, n, 128, (1, 1), "cooperative", scheduler, True) for n in (32, 64) for scheduler in ("persistent", "streamk")),
+)
+#: The same with block scales.
+_GEFORCE_BLOCKS: tuple[_Row, ...] = (
     (128, 128, 128, (1, 1), "cooperative", "persistent", False),
     (128, 128, 128, (1, 1), "cooperative", "streamk", False),
     (64, 128, 128, (1, 1), "pingpong", "persistent", False),
-    (128, 64, 128, (1, 1), "cooperative", "persistent", True),
-    (128, 32, 128, (1, 1), "cooperative", "persistent", True),
-    (128, 64, 128, (1, 1), "cooperative", "streamk", True),
-    (128, 32, 128, (1, 1), "cooperative", "streamk", True),
-    (128, 64, 128, (1, 1), "pingpong", "persistent", True),
-    (128, 32, 128, (1, 1), "pingpong", "persistent", True),
+    *((128, n, 128, (1, 1), "cooperative", scheduler, True) for n in (32, 64) for scheduler in ("persistent", "streamk")),
+    *((128, n, 128, (1, 1), "pingpong", "persistent", True) for n in (32, 64)),
 )
 #: Kernels whose rows are the same for all operands -> those without and with block scales.
-_BLACKWELL = {SM100: (_TENSOR_MEMORY, _TENSOR_MEMORY_BLOCKS), SM120: (_GEFORCE, _GEFORCE)}
+_BLACKWELL = {SM100: (_TENSOR_MEMORY, _TENSOR_MEMORY_BLOCKS), SM120: (_GEFORCE, _GEFORCE_BLOCKS)}
 #: (tile_m, tile_n, tile_k in bytes, warps, stages) of sm_80.
 _MULTISTAGE: tuple[tuple[int, int, int, tuple[int, int], int], ...] = (
     (128, 256, 64, (2, 4), 3),
