@@ -41,7 +41,7 @@ TELLING = ("tunedgemm", "Error", "error:", "Exception", "attention backend", "Lo
 #: Engine -> the class that runs in the child, the variable that switches the plugin on, and options
 #: by default.
 ENGINES: dict[str, tuple[type[Any], str, dict[str, Any]]] = {
-    "vllm": (Vllm, "TUNEDGEMM_VLLM", {}),
+    "vllm": (Vllm, "TUNEDGEMM_VLLM", {"max_logprobs": 500}),
     "sglang": (Sglang, "TUNEDGEMM_SGLANG", SGLANG),
 }
 

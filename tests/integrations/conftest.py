@@ -266,5 +266,14 @@ def change(write: str) -> Callable[[torch.nn.Linear, torch.Tensor], object]:
 
 @pytest.fixture(params=[name for name in writes.WRITES if name not in writes.ON_CPU and writes.answers().get(name) == "a new copy"])
 def gpu_change(request: pytest.FixtureRequest) -> Callable[[torch.nn.Linear, torch.Tensor], object]:
-    """Return a way to change a layer's weight on a GPU."""
-    return writes.WRITES[request.param]
+    """Return a way to change a layer's weight on a GPU; skip what this torch has no kernel for."""
+
+    def changed(layer: torch.nn.Linear, other: torch.Tensor) -> object:
+        try:
+            return writes.WRITES[request.param](layer, other)
+        except RuntimeError as error:
+            if "supported devices" in str(error):  # fused Adagrad on CUDA, before torch 2.13
+                pytest.skip(str(error))
+            raise
+
+    return changed
