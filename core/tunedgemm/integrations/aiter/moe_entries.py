@@ -48,7 +48,7 @@ def fused_moe(
         w1, w2 = shuffled(w1), shuffled(w2)
     order = {"scale_order": SHUFFLED} if e8m0 else {}
     routing = (topk_weight, topk_ids, expert_mask)
-    return tunedgemm.fused_moe(hidden_states, w1, w2, *routing, activation, quant_type, *rest, **order, **named)  # type: ignore[no-any-return]
+    return tunedgemm.fused_moe(hidden_states, w1, w2, *routing, activation, quant_type, *rest, **order, **named)
 
 
 def asm_moe(

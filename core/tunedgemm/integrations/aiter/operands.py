@@ -49,7 +49,7 @@ def plain_rows(w: torch.Tensor, k: int) -> torch.Tensor:
     """Return a shuffled weight that is given as [N/16, 16 k] in plain order, [N, k]."""
     import tunedgemm
 
-    return tunedgemm.unshuffle_weight(of_rows(w, k))  # type: ignore[no-any-return]
+    return tunedgemm.unshuffle_weight(of_rows(w, k))
 
 
 def as_float(scale: torch.Tensor) -> torch.Tensor:

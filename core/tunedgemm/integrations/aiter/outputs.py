@@ -33,7 +33,7 @@ def written(y: torch.Tensor | None, product: Any) -> torch.Tensor:
     from tunedgemm.errors import OperandError
 
     if y is None:
-        return product  # type: ignore[no-any-return]
+        return product
     if y.shape != product.shape:
         raise OperandError(f"the output must be {list(product.shape)} (got {list(y.shape)})")
     return y.copy_(product)
