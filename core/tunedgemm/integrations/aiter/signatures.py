@@ -76,12 +76,17 @@ def _meaning(argument: str) -> str:
 
 
 def _compiled(module: str, name: str, parameters: str, result: str, product: Product) -> Product:
-    """Compile a function of a module that returns the result, with the product's docstring."""
-    text, filename = f"def {name}({parameters}):\n    return {result}\n", f"<{module}.{name}>"
+    """Compile a function of a module that returns the result, with the product's docstring.
+
+    What it calls is in its closure: torch.compile looks globals up in the module.
+    """
+    text = f"def make(product, output_dtype, written):\n    def {name}({parameters}):\n        return {result}\n\n    return {name}\n"
+    filename = f"<{module}.{name}>"
     # An entry without a time of change stays, as for attrs' methods.
     linecache.cache[filename] = len(text), None, text.splitlines(keepends=True), filename
-    scope: dict[str, Any] = {"__name__": module, "product": product, "output_dtype": output_dtype, "written": written}
+    scope: dict[str, Any] = {"__name__": module}
     exec(compile(text, filename, "exec"), scope)
-    made: Product = scope[name]
+    made: Product = scope["make"](product, output_dtype, written)
+    made.__qualname__ = name
     made.__doc__ = getattr(product, "func", product).__doc__  # a partial has one of its class
     return made
