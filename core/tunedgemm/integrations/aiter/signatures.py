@@ -1,7 +1,7 @@
 """Functions with AITER's names and parameters, generated from a table of our products.
 
-The source text has the table's names alone. So a call binds its arguments as that of a written
-function does, with the same speed and the same TypeError, and `linecache` shows it in tracebacks.
+The source text has the table's names alone. Generated functions bind their arguments as quickly
+as written ones, and raise the same TypeError. `linecache` shows them in tracebacks.
 """
 
 from __future__ import annotations
@@ -47,27 +47,21 @@ def _function(module: str, name: str, parameters: str, product: Product) -> Prod
     Raises:
         ValueError: the product needs an argument that AITER's function does not have.
     """
-    arguments = _arguments(parameters)
-    given = {_meaning(argument): argument for argument in arguments}
+    given = {_meaning(argument): argument for argument in _names(parameters)}
     taken = {_meaning(key): parameter for key, parameter in inspect.signature(product).parameters.items()}
     is_written = "y" in given and "y" not in taken
-    values = dict(given)
-    if is_written:
-        output = given["y"]
-        values["dtype"] = f"{output}.dtype" if arguments[output] else f"output_dtype({output}, {given.get('dtype')})"
+    values = given | ({"dtype": f"output_dtype({given['y']}, {given.get('dtype')})"} if is_written else {})
     if lost := [key for key, parameter in taken.items() if key not in values and parameter.default is parameter.empty]:
         raise ValueError(f"{name}({parameters}): lacks arguments of its product (needs {', '.join(lost)})")
     call = f"product({', '.join(f'{parameter.name}={values[key]}' for key, parameter in taken.items() if key in values)})"
     return _compiled(module, name, parameters, f"written({given['y']}, {call})" if is_written else call, product)
 
 
-def _arguments(parameters: str) -> dict[str, bool]:
-    """Return whether a call must give each argument, by name."""
+def _names(parameters: str) -> list[str]:
+    """Return the names of parameters, in order."""
     function = ast.parse(f"lambda {parameters}: None", mode="eval").body
     assert isinstance(function, ast.Lambda)
-    names = [argument.arg for argument in function.args.args]
-    required = len(names) - len(function.args.defaults)
-    return {name: at < required for at, name in enumerate(names)}
+    return [argument.arg for argument in function.args.args]
 
 
 def _meaning(argument: str) -> str:

@@ -1,8 +1,8 @@
 """AITER's Triton products, `aiter.ops.triton.gemm.basic`, by the solutions that the tables choose.
 
 Each takes AITER's arguments. Accepted without effect: the launch configuration, the backend and
-``skip_reduce``, since no product here leaves K split. A given *y* gets the result by a copy.
-Formats without an op are dequantised to bf16 in each call, which rounds nothing.
+``skip_reduce``, since no product here leaves K split. A given *y* gets a copy of the result, not the
+sum with it. Formats without an op are dequantised to bf16 in each call, which rounds nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FP8_E5M2 = (torch.float8_e5m2, torch.float8_e5m2fnuz)
 
 
 def a16w16(x: Tensor, w: Tensor, dtype: torch.dtype, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
-    """Compute ``activation(x[..., K] @ w[N, K].T (+ bias))``; a dtype of None is bf16, and y is overwritten."""
+    """Compute ``activation(x[..., K] @ w[N, K].T (+ bias))``; a dtype of None is bf16."""
     product = tunedgemm.gemm_a16w16(x, in_rows(w), bias, dtype if activation is None else torch.float32)
     return activated(product, activation).to(dtype)
 

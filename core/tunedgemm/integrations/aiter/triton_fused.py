@@ -26,9 +26,9 @@ def feed_forward(
     activation: str | None,
     intermediate: Tensor | None = None,
 ) -> Tensor:
-    """Compute ``product(x, w_up) @ w_down``: the first of [N, K], activated; w_down is transposed in each call.
+    """Compute ``product(x, w_up) @ w_down`` of [N, K] weights; w_down is transposed in each call.
 
-    A gated product is ``activation(gate) * up``, gate and up being the halves of ``x @ w_up.T``.
+    The product is ``activation(x @ w_up.T)``, or gated: ``activation(first half) * second half``.
     """
     hidden = written(intermediate, product(x, w_up, output_dtype(intermediate, dtype), activation=activation))
     return written(y, basic.a16w16(hidden, w_down.t().contiguous(), output_dtype(y, dtype)))
@@ -49,7 +49,11 @@ def pair(
     y_bf16: Tensor | None,
     is_fp4_preshuffled: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Compute a product of quantised operands, the second one if they are shuffled, and `gemm_a16w16`, each with its bias."""
+    """Compute the product of quantised operands, and `gemm_a16w16`, each with its bias.
+
+    Args:
+        products: of plain operands, and of shuffled ones.
+    """
     first = products[bool(is_fp4_preshuffled)](x, w, x_scale, w_scale, torch.float32)
     first = written(y, (first if bias is None else first + bias).to(output_dtype(y, dtype)))
     return first, written(y_bf16, basic.a16w16(x_bf16, w_bf16, output_dtype(y_bf16, dtype), bias_bf16))
