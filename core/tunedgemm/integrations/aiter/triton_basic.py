@@ -1,8 +1,9 @@
 """AITER's Triton products, `aiter.ops.triton.gemm.basic`, by the solutions that the tables choose.
 
 Each takes AITER's arguments. Accepted without effect: the launch configuration, the backend and
-``skip_reduce``, since no product here leaves K split. A given *y* gets a copy of the result, not the
-sum with it. Formats without an op are dequantised to bf16 in each call, which rounds nothing.
+``skip_reduce``, since no product here leaves K split. A given *y* gets a copy of the result, which
+is not added to its values. Formats without an op are dequantised to bf16 in each call, which
+rounds nothing.
 """
 
 from __future__ import annotations
