@@ -26,7 +26,7 @@ def made(product, parameters):
 
 
 def test_arguments_reach_the_product_by_their_meaning():
-    """Spellings of one meaning reach the same argument; others have no effect; the output sets the dtype."""
+    """Spellings of one meaning reach one argument; the output sets the dtype; others do nothing."""
     function, half = made(scaled, "B, A, Out=None, dtype=None, splitK=0"), made(functools.partial(scaled, factor=0.5), "XQ, WQ, y")
     out = torch.empty(4, 16)
 
@@ -39,7 +39,7 @@ def test_arguments_reach_the_product_by_their_meaning():
 
 
 def test_a_generated_function_reads_as_a_written_one():
-    """Name, module, docstring, signature, the error of a wrong call and the traceback are AITER's function's."""
+    """Name, signature, docstring, traceback and the error of a wrong call are AITER's function's."""
     function = made(functools.partial(scaled, factor=2.0), "A, B, out=None, kernelName=''")
 
     assert (function.__name__, function.__qualname__, function.__module__) == ("gemm_named", "gemm_named", "tunedgemm.of_aiter")
