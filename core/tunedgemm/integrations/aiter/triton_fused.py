@@ -116,7 +116,8 @@ globals().update(functions(__name__, {
     partial(mul_add, basic.a8w8_blockscale): {"fused_gemm_a8w8_blockscale_mul_add": _MUL_ADD},
     partial(mul_add, basic.afp4wfp4): {"fused_gemm_afp4wfp4_mul_add": _MUL_ADD},
     partial(mul_add, basic.afp4wfp4_preshuffle): {
-        "fused_gemm_afp4wfp4_preshuffle_add_mul": "x, w, x_scales, w_scales, a, b, dtype=None, y=None, config=None, use_aot=True, fuse_type=0",
+        "fused_gemm_afp4wfp4_preshuffle_add_mul":
+            "x, w, x_scales, w_scales, a, b, dtype=None, y=None, config=None, use_aot=True, fuse_type=0",
     },
     partial(split_cat, basic.a8w8_blockscale): {"fused_gemm_a8w8_blockscale_split_cat": _SPLIT_CAT},
     partial(split_cat, basic.a8w8_blockscale_preshuffle): {
