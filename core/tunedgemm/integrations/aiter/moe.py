@@ -7,13 +7,15 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import torch
 
+from tunedgemm.dtype import short_dtype
 from tunedgemm.errors import OperandError, UserError
 from tunedgemm.ops import moe_words
+from tunedgemm.ops.padded_m import padded_tokens
+from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
-    import torch
-
     from tunedgemm.table.row import Row
 
 BLOCK_SIZE_M = 32
@@ -42,15 +44,11 @@ def nextPow2(n: int) -> int:
 
 def get_padded_M(M: int) -> int:
     """Return the number of tokens whose row AITER looks up first for *M*."""
-    from tunedgemm.ops.padded_m import padded_tokens
-
     return padded_tokens(M)
 
 
 def get_topk_valid_mask(topk_ids: torch.Tensor, expert_mask: torch.Tensor | None = None) -> torch.Tensor:
     """Return [T, topk], 1 where an id is that of a local expert."""
-    import torch
-
     return torch.ones_like(topk_ids, dtype=torch.int32) if expert_mask is None else expert_mask[topk_ids.long()]
 
 
@@ -71,8 +69,6 @@ def fused_topk(
     Raises:
         OperandError: the gating output has another number of tokens.
     """
-    import torch
-
     if hidden_states.shape[0] != gating_output.shape[0]:
         raise OperandError(f"fused_topk: gating_output must be [{hidden_states.shape[0]}, experts] (got {tuple(gating_output.shape)})")
     weights, ids = torch.softmax(gating_output.float(), -1).topk(topk, dim=-1)
@@ -109,8 +105,6 @@ def moe_sorting(
     Raises:
         UserError: *flat* or *output_aux*, which serve one kernel each.
     """
-    import torch
-
     del dispatch_policy
     if flat or output_aux:
         raise UserError("moe_sorting: flat and output_aux feed single kernels of AITER; leave them out")
@@ -217,9 +211,6 @@ def get_2stage_cfgs(
     Raises:
         UserError: *config_file*, which is another family's.
     """
-    from tunedgemm.dtype import short_dtype
-    from tunedgemm.shape import Shape
-
     del hidden_pad, intermediate_pad, gate_mode, has_stage2_bias, opus_weights_shuffled
     if config_file is not None:
         raise UserError(f"get_2stage_cfgs: config_file is the table of heterogeneous experts, without an op (got {config_file!r})")

@@ -6,16 +6,18 @@ here: torch computes them without quantising the activations.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+import tunedgemm
 from tunedgemm.errors import OperandError
 from tunedgemm.integrations.aiter.moe_reference import torch_moe, torch_moe_tkw1
 from tunedgemm.integrations.aiter.operands import shuffled
+from tunedgemm.ops.formats.int4 import INT4
+from tunedgemm.ops.formats.shuffle import ShuffledWeight, plain_weight, unshuffle_weight
 from tunedgemm.ops.moe_words import ActivationType, QuantType, quant_word
 from tunedgemm.ops.scale_order import SHUFFLED
-
-if TYPE_CHECKING:
-    import torch
 
 #: The eight 4-bit values of a 32-bit word in the order of AITER's kernels, lowest bits first.
 _NIBBLES = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -39,16 +41,12 @@ def fused_moe(
     unless one of both has the type `ShuffledWeight` or AITER's mark ``is_shuffled``; their scales
     are shuffled either way.
     """
-    import tunedgemm
-    from tunedgemm.ops.formats.int4 import INT4
-    from tunedgemm.ops.formats.shuffle import ShuffledWeight
-
     e8m0 = quant_word(quant_type) == "per_1x32" and w1.dtype is not INT4
     if not e8m0 or any(isinstance(weight, ShuffledWeight) or getattr(weight, "is_shuffled", False) is True for weight in (w1, w2)):
         w1, w2 = shuffled(w1), shuffled(w2)
     order = {"scale_order": SHUFFLED} if e8m0 else {}
     routing = (topk_weight, topk_ids, expert_mask)
-    return tunedgemm.fused_moe(hidden_states, w1, w2, *routing, activation, quant_type, *rest, **order, **named)  # type: ignore[no-any-return]
+    return tunedgemm.fused_moe(hidden_states, w1, w2, *routing, activation, quant_type, *rest, **order, **named)
 
 
 def asm_moe(
@@ -183,8 +181,6 @@ def fused_moe_dp_share_expert(
     Returns:
         moe_buf, or zeros of its sizes; the rows of other ranks are unchanged.
     """
-    import torch
-
     start, end = get_dp_shared_expert_token_range(len(hidden_states), dp_size, dp_rank)
     out = torch.zeros_like(hidden_states, dtype=dtype or hidden_states.dtype) if moe_buf is None else moe_buf
     if start == end:
@@ -212,10 +208,6 @@ def convert_int8_to_uint32_int4(tensor: torch.Tensor) -> torch.Tensor:
     Raises:
         OperandError: the values are not int8, or 8 does not divide K.
     """
-    import torch
-
-    from tunedgemm.ops.formats.shuffle import plain_weight
-
     tensor = plain_weight(tensor)
     if tensor.dtype is not torch.int8 or tensor.shape[-1] % 8:
         raise OperandError(f"eight int8 values make a word: K must be a multiple of 8 (got {tuple(tensor.shape)} {tensor.dtype})")
@@ -224,26 +216,18 @@ def convert_int8_to_uint32_int4(tensor: torch.Tensor) -> torch.Tensor:
 
 def rearrange_4bit_elements(tensor: torch.Tensor) -> torch.Tensor:
     """Put the values of each 32-bit word in the order that AITER's kernels unpack."""
-    import torch
-
     values = torch.stack([(tensor.view(torch.int32) >> 4 * place) & 15 for place in range(8)], -1)
     return _words(values[..., list(_NIBBLES)])
 
 
 def _words(values: torch.Tensor) -> torch.Tensor:
     """Return [...] words of eight 4-bit values [..., 8], the first in the lowest bits."""
-    import torch
-
     shifts = torch.arange(0, 32, 4, device=values.device)
     return (values.long() << shifts).sum(-1).to(torch.int32).view(torch.uint32)
 
 
 def _plain(weight: torch.Tensor) -> torch.Tensor:
     """Return weights in order, a value an element, of shuffled ones; words hold 4-bit values."""
-    import torch
-
-    from tunedgemm.ops.formats.shuffle import unshuffle_weight
-
     weight = unshuffle_weight(shuffled(weight))
     if weight.element_size() < 4:
         return weight
@@ -254,8 +238,6 @@ def _plain(weight: torch.Tensor) -> torch.Tensor:
 
 def _given(hidden: torch.Tensor, w1: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Quantise hidden states with one given scale, as if each token had it."""
-    import tunedgemm
-
     if scale is None:
         return hidden, None
     quantised, one = tunedgemm.per_tensor_quant(hidden, scale, quant_dtype=w1.dtype)

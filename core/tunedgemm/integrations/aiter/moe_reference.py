@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
+import torch
 
 from tunedgemm.ops import moe, moe_words
 from tunedgemm.ops.moe_words import ActivationType
 from tunedgemm.ops.product import exact_product
 from tunedgemm.shape import Shape
-
-if TYPE_CHECKING:
-    import torch
 
 
 def get_inter_dim(w1_shape: Any, w2_shape: Any) -> tuple[int, int, int]:
@@ -96,8 +94,6 @@ def _unquantised(
     *,
     early: bool,
 ) -> torch.Tensor:
-    import torch
-
     (w1, w2), topk, experts = weights, topk_ids.shape[1], len(weights[0])
     smooth = tuple(None if scale is None else scale.view(experts, -1) for scale in smooth)  # type: ignore[assignment]
     by_row = tuple(None if scale is None else scale.view(experts, -1, 1) for scale in scales)

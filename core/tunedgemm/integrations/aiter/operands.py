@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    import torch
+import tunedgemm
+from tunedgemm.errors import OperandError
+from tunedgemm.ops.formats.scales import ONE, plain_bytes
+from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled
 
 
-def shuffled(weight: torch.Tensor) -> torch.Tensor:
+def shuffled(weight: Tensor) -> Tensor:
     """Declare a plain weight as shuffled by (16, 16), as AITER's functions for shuffled weights read it."""
-    from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled
-
     return weight if isinstance(weight, ShuffledWeight) else as_shuffled(weight, (16, 16))
 
 
-def whole_scale(scale: torch.Tensor, k: int) -> torch.Tensor:
+def whole_scale(scale: Tensor, k: int) -> Tensor:
     """Return shuffled scales of a multiple of 32 rows as `shuffle_scale` gives them, of a multiple of 256.
 
     [rows/32, k], as AITER's Triton kernels take them, become [rows, k/32].
@@ -23,11 +24,6 @@ def whole_scale(scale: torch.Tensor, k: int) -> torch.Tensor:
     Raises:
         OperandError: the scales are no multiple of 32 rows.
     """
-    import torch
-
-    from tunedgemm.errors import OperandError
-    from tunedgemm.ops.formats.scales import ONE, plain_bytes
-
     groups = -(-k // 32 // 8) * 8
     if scale.dim() == 2 and scale.shape[-1] == groups and scale.shape[0] % 256 == 0:
         return scale
@@ -38,28 +34,22 @@ def whole_scale(scale: torch.Tensor, k: int) -> torch.Tensor:
     return torch.nn.functional.pad(rows, (0, 0, 0, -rows.shape[0] % 256), value=ONE)
 
 
-def of_rows(w: torch.Tensor, k: int) -> torch.Tensor:
+def of_rows(w: Tensor, k: int) -> Tensor:
     """Return a shuffled weight that is given as [N/16, 16 k] as a weight of rows of k elements."""
-    from tunedgemm.ops.formats.shuffle import ShuffledWeight
-
     return w if isinstance(w, ShuffledWeight) else shuffled(w.reshape(-1, k))
 
 
-def plain_rows(w: torch.Tensor, k: int) -> torch.Tensor:
+def plain_rows(w: Tensor, k: int) -> Tensor:
     """Return a shuffled weight that is given as [N/16, 16 k] in plain order, [N, k]."""
-    import tunedgemm
-
-    return tunedgemm.unshuffle_weight(of_rows(w, k))  # type: ignore[no-any-return]
+    return tunedgemm.unshuffle_weight(of_rows(w, k))
 
 
-def as_float(scale: torch.Tensor) -> torch.Tensor:
+def as_float(scale: Tensor) -> Tensor:
     """Return e8m0 scales or their bytes as float32; float32 unchanged."""
-    import torch
-
     return (scale.view(torch.float8_e8m0fnu) if scale.dtype == torch.uint8 else scale).to(torch.float32)
 
 
-def in_rows(w: torch.Tensor) -> torch.Tensor:
+def in_rows(w: Tensor) -> Tensor:
     """Return a square weight [N, K] with the strides of rows, as AITER's Triton products take any.
 
     Our ops take the view of a square weight for one that was transposed by mistake.

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tunedgemm.errors import OperandError, UserError
 
 
-def output_dtype(y: torch.Tensor | None, dtype: Any = None) -> torch.dtype:
+def output_dtype(y: Tensor | None, dtype: Any = None) -> torch.dtype:
     """Return the dtype to compute in: that of the given output, else the given one, else bf16."""
-    import torch
-
     if y is not None:
         return y.dtype
     return dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
@@ -19,37 +20,28 @@ def output_dtype(y: torch.Tensor | None, dtype: Any = None) -> torch.dtype:
 
 def float_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype to compute an output in that is cut off to integers: float32; else its own."""
-    import torch
-
     return dtype if dtype.is_floating_point else torch.float32
 
 
-def written(y: torch.Tensor | None, product: Any) -> torch.Tensor:
+def written(y: Tensor | None, product: Any) -> Tensor:
     """Copy a product into the given output, and return that; without one return the product.
 
     Raises:
         OperandError: the output has another shape.
     """
-    from tunedgemm.errors import OperandError
-
     if y is None:
-        return product  # type: ignore[no-any-return]
+        return product
     if y.shape != product.shape:
         raise OperandError(f"the output must be {list(product.shape)} (got {list(y.shape)})")
     return y.copy_(product)
 
 
-def activated(product: torch.Tensor, activation: str | None) -> torch.Tensor:
+def activated(product: Tensor, activation: str | None) -> Tensor:
     """Apply an activation by AITER's name.
 
     Raises:
         UserError: the name is unknown.
     """
-    import torch
-    from torch.nn import functional
-
-    from tunedgemm.errors import UserError
-
     if activation is None:
         return product
     if activation in ("silu", "silu_exp2"):

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tunedgemm.errors import UserError
+import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    import torch
+import tunedgemm
+from tunedgemm.errors import OperandError, UserError
+from tunedgemm.integrations.aiter import dtypes
+from tunedgemm.integrations.aiter.shuffle import shuffle_scale_a16w4, shuffle_weight_a16w4
+from tunedgemm.ops.formats.mxfp4 import FP4
+from tunedgemm.ops.formats.mxfp8 import per_1x32_f8_quant
+from tunedgemm.ops.formats.scales import E8M0, shuffle_scale
 
-    Quantised = tuple[torch.Tensor, torch.Tensor | None]
-
-
+Quantised = tuple[Tensor, Tensor | None]
 #: AITER's number for scales of amax rounded to the nearest fp4.
 _EVEN = 2
 
 
 def get_torch_quant(qType: Any) -> Callable[..., Quantised]:
     """Return the torch function of a kind, with AITER's arguments; otherwise `get_quant`'s."""
-    import tunedgemm
-
     functions: dict[str, Callable[..., Quantised]] = {"per_Tensor": tunedgemm.per_tensor_quant, "per_Token": tunedgemm.pertoken_quant}
-    function: Callable[..., Quantised] = functions.get(_kind(qType)) or get_quant(qType)
-    return function
+    return functions.get(_kind(qType)) or get_quant(qType)
 
 
 def get_quant(qType: Any) -> Callable[..., Quantised]:
@@ -49,60 +50,37 @@ def _kind(kind: Any) -> str:
     return str(getattr(kind, "name", kind))
 
 
-def _unchanged(x: torch.Tensor, *_rest: Any, **_named: Any) -> Quantised:
+def _unchanged(x: Tensor, *_rest: Any, **_named: Any) -> Quantised:
     return x, None
 
 
 def per_token_quant_hip(
-    x: torch.Tensor,
-    scale: torch.Tensor | None = None,
-    quant_dtype: torch.dtype | None = None,
-    num_rows: torch.Tensor | None = None,
-    num_rows_factor: int = 1,
+    x: Tensor, scale: Tensor | None = None, quant_dtype: torch.dtype | None = None, num_rows: Tensor | None = None, num_rows_factor: int = 1
 ) -> Quantised:
     """Quantise all rows with one scale a row; AITER's numbers of valid rows are ignored."""
-    import torch
-
-    import tunedgemm
-
     del num_rows, num_rows_factor
-    quantised: Quantised = tunedgemm.pertoken_quant(x, scale, quant_dtype=quant_dtype or torch.int8)
-    return quantised
+    return tunedgemm.pertoken_quant(x, scale, quant_dtype=quant_dtype or torch.int8)
 
 
 def per_tensor_quant_hip(
-    x: torch.Tensor,
-    scale: torch.Tensor | None = None,
-    quant_dtype: torch.dtype | None = None,
-    num_rows: torch.Tensor | None = None,
-    num_rows_factor: int = 1,
+    x: Tensor, scale: Tensor | None = None, quant_dtype: torch.dtype | None = None, num_rows: Tensor | None = None, num_rows_factor: int = 1
 ) -> Quantised:
     """Quantise with one scale; AITER's numbers of valid rows are ignored."""
-    import torch
-
-    import tunedgemm
-
     del num_rows, num_rows_factor
-    quantised: Quantised = tunedgemm.per_tensor_quant(x, scale, quant_dtype=quant_dtype or torch.int8)
-    return quantised
+    return tunedgemm.per_tensor_quant(x, scale, quant_dtype=quant_dtype or torch.int8)
 
 
 def per_group_quant_hip(
-    x: torch.Tensor,
-    scale: torch.Tensor | None = None,
+    x: Tensor,
+    scale: Tensor | None = None,
     quant_dtype: torch.dtype | None = None,
     group_size: int = 128,
     transpose_scale: bool = False,
-    num_rows: torch.Tensor | None = None,
+    num_rows: Tensor | None = None,
     num_rows_factor: int = 1,
     scale_type: torch.dtype | None = None,
 ) -> Quantised:
     """Quantise with one scale for 128 elements of a row, which *transpose_scale* transposes."""
-    import torch
-
-    import tunedgemm
-    from tunedgemm.errors import OperandError
-
     del num_rows, num_rows_factor
     if scale is not None or group_size != 128 or scale_type not in (None, torch.float32):
         got = f"group_size {group_size}, scale_type {scale_type} and scale {scale}"
@@ -112,27 +90,24 @@ def per_group_quant_hip(
 
 
 def per_1x32_f4_quant(
-    x: torch.Tensor,
-    scale: torch.Tensor | None = None,
+    x: Tensor,
+    scale: Tensor | None = None,
     quant_dtype: torch.dtype | None = None,
     shuffle: bool = False,
     pack_dim: int = -1,
     round_mode: int = 1,
 ) -> Quantised:
     """Call `tunedgemm.per_1x32_f4_quant`; as in AITER the scales of all rows are one matrix."""
-    import tunedgemm
-    from tunedgemm.ops.formats.mxfp4 import FP4
-
     q, powers = tunedgemm.per_1x32_f4_quant(x, scale, FP4 if quant_dtype is None else quant_dtype, shuffle, pack_dim, round_mode)
     return q, powers if shuffle else powers.reshape(-1, powers.shape[-1])
 
 
 def per_1x32_f4_quant_hip(
-    x: torch.Tensor,
-    scale: torch.Tensor | None = None,
+    x: Tensor,
+    scale: Tensor | None = None,
     quant_dtype: torch.dtype | None = None,
     shuffle: bool = False,
-    num_rows: torch.Tensor | None = None,
+    num_rows: Tensor | None = None,
     num_rows_factor: int = 1,
 ) -> Quantised:
     """Quantise to mxfp4; raises OperandError for another dtype, as `tunedgemm.per_1x32_f4_quant` does."""
@@ -141,7 +116,7 @@ def per_1x32_f4_quant_hip(
 
 
 def quant_mxfp4_hip(
-    x: torch.Tensor,
+    x: Tensor,
     group_size: int = 32,
     round_mode: int = 1,
     e8m0_shuffle: bool = False,
@@ -154,10 +129,6 @@ def quant_mxfp4_hip(
     Raises:
         OperandError: group_size is not 32, or the sizes do not fit the orders.
     """
-    import tunedgemm
-    from tunedgemm.errors import OperandError
-    from tunedgemm.integrations.aiter.shuffle import shuffle_scale_a16w4, shuffle_weight_a16w4
-
     if group_size != 32:
         raise OperandError(f"quant_mxfp4_hip: one scale is for 32 values (got group_size {group_size})")
     q, scale = tunedgemm.per_1x32_f4_quant(x, shuffle=e8m0_shuffle, round_mode=round_mode)
@@ -167,89 +138,80 @@ def quant_mxfp4_hip(
     return tunedgemm.shuffle_weight(q) if shuffle_weight else q, scale
 
 
-def static_per_tensor_quant(out: torch.Tensor, input: torch.Tensor, scale: torch.Tensor) -> None:
+def static_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor) -> None:
     """Quantise to *out* by the given scale."""
     out.copy_(per_tensor_quant_hip(input, scale, out.dtype)[0])
 
 
-def dynamic_per_tensor_quant(out: torch.Tensor, input: torch.Tensor, scale: torch.Tensor) -> None:
+def dynamic_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor) -> None:
     """Quantise to *out* and write the one scale."""
     _write(out, scale, per_tensor_quant_hip(input, None, out.dtype))
 
 
 def dynamic_per_token_scaled_quant(
-    out: torch.Tensor,
-    input: torch.Tensor,
-    scales: torch.Tensor,
-    scale_ub: torch.Tensor | None = None,
+    out: Tensor,
+    input: Tensor,
+    scales: Tensor,
+    scale_ub: Tensor | None = None,
     shuffle_scale: bool = False,
-    num_rows: torch.Tensor | None = None,
+    num_rows: Tensor | None = None,
     num_rows_factor: int = 1,
 ) -> None:
     """Quantise to *out* and write one scale a row; *scale_ub* and *shuffle_scale* are refused."""
-    from tunedgemm.errors import OperandError
-
     if scale_ub is not None or shuffle_scale:
         raise OperandError("dynamic_per_token_scaled_quant: scale_ub and shuffle_scale are not supported; omit them")
     _write(out, scales, per_token_quant_hip(input, None, out.dtype, num_rows, num_rows_factor))
 
 
-def smoothquant_fwd(out: torch.Tensor, input: torch.Tensor, x_scale: torch.Tensor, y_scale: torch.Tensor) -> None:
+def smoothquant_fwd(out: Tensor, input: Tensor, x_scale: Tensor, y_scale: Tensor) -> None:
     """Quantise ``input * x_scale`` to *out* and write one scale a row to *y_scale*."""
-    import tunedgemm
-
     _write(out, y_scale, tunedgemm.pertoken_quant(input, None, x_scale, quant_dtype=out.dtype))
 
 
-def static_per_tensor_quant_fp8_i8(qx: torch.Tensor, x_in: torch.Tensor, scale_in: torch.Tensor) -> torch.Tensor:
+def static_per_tensor_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_in: Tensor) -> Tensor:
     """Quantise to *qx* by the given scale, and return it."""
     static_per_tensor_quant(qx, x_in, scale_in)
     return qx
 
 
-def dynamic_per_tensor_quant_fp8_i8(qx: torch.Tensor, x_in: torch.Tensor, scale_out: torch.Tensor) -> Quantised:
+def dynamic_per_tensor_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_out: Tensor) -> Quantised:
     """Quantise to *qx* and write the one scale; return both."""
     dynamic_per_tensor_quant(qx, x_in, scale_out)
     return qx, scale_out
 
 
-def dynamic_per_token_quant_fp8_i8(qx: torch.Tensor, x_in: torch.Tensor, scale_out: torch.Tensor) -> Quantised:
+def dynamic_per_token_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_out: Tensor) -> Quantised:
     """Quantise to *qx* and write one scale a row; return both."""
     dynamic_per_token_scaled_quant(qx, x_in, scale_out)
     return qx, scale_out
 
 
-def mxfp4_by_even_scales(x: torch.Tensor, scaling_mode: str = "even", shuffle: bool = False) -> Quantised:
+def mxfp4_by_even_scales(x: Tensor, scaling_mode: str = "even", shuffle: bool = False) -> Quantised:
     """Quantise to mxfp4 with scales of amax rounded to one bit; ``dynamic_mxfp4_quant`` of ``fp4_utils``.
 
     Raises:
         UserError: another scaling_mode, which AITER does not have either.
     """
-    import tunedgemm
-
     if scaling_mode != "even":
         raise UserError(f"dynamic_mxfp4_quant: scaling_mode must be 'even' (got {scaling_mode!r})")
-    quantised: Quantised = tunedgemm.per_1x32_f4_quant(x, shuffle=shuffle, round_mode=_EVEN)
-    return quantised
+    return tunedgemm.per_1x32_f4_quant(x, shuffle=shuffle, round_mode=_EVEN)
 
 
-def dynamic_mxfp4_quant(x: torch.Tensor, scaling_mode: str = "even") -> Quantised:
+def dynamic_mxfp4_quant(x: Tensor, scaling_mode: str = "even") -> Quantised:
     """Return the bytes of `mxfp4_by_even_scales`; ``dynamic_mxfp4_quant`` of ``ops.triton.quant``."""
-    import torch
-
     q, scale = mxfp4_by_even_scales(x, scaling_mode)
     return q.view(torch.uint8), scale if scale is None else scale.view(torch.uint8)
 
 
-def _write(out: torch.Tensor, scale: torch.Tensor, quantised: Any) -> None:
+def _write(out: Tensor, scale: Tensor, quantised: Any) -> None:
     values, scales = quantised
     out.copy_(values.view(out.shape))
     scale.copy_(scales.view(scale.shape))
 
 
 def per_1x32_f8_scale_f8_quant(
-    x: torch.Tensor,
-    scale: torch.Tensor | None = None,
+    x: Tensor,
+    scale: Tensor | None = None,
     quant_dtype: torch.dtype | None = None,
     scale_type: torch.dtype | None = None,
     shuffle: bool = False,
@@ -259,13 +221,6 @@ def per_1x32_f8_scale_f8_quant(
     Raises:
         OperandError: a scale is given.
     """
-    import torch
-
-    from tunedgemm.errors import OperandError
-    from tunedgemm.integrations.aiter import dtypes
-    from tunedgemm.ops.formats.mxfp8 import per_1x32_f8_quant
-    from tunedgemm.ops.formats.scales import E8M0, shuffle_scale
-
     if scale is not None:
         raise OperandError("per_1x32_f8_scale_f8_quant: takes its scales from the values; omit the scale")
     q, powers = per_1x32_f8_quant(x, quant_dtype or dtypes.fp8)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
 
-if TYPE_CHECKING:
-    import torch
+import tunedgemm
+from tunedgemm.errors import OperandError
+from tunedgemm.ops.formats.shuffle import alternated, shuffle_weight
+from tunedgemm.ops.layout import Order, name_of
+from tunedgemm.ops.moe_options import gate_block
 
 #: Rows of a tile of shuffled scales.
 _TILE = 32
@@ -19,10 +22,6 @@ def moe_shuffle_weight(
     layout: tuple[int, int] = (16, 16),
 ) -> torch.Tensor:
     """Call `tunedgemm.shuffle_weight`; on gfx1250 the rows of gate and up take turns one by one."""
-    import tunedgemm
-    from tunedgemm.ops.formats.shuffle import alternated
-    from tunedgemm.ops.moe_options import gate_block
-
     del experts_cnt
     if gate_block() == 1:
         return tunedgemm.shuffle_weight(alternated(src, len(src), 1) if is_guinterleave and gate_up else src, layout)
@@ -31,8 +30,6 @@ def moe_shuffle_weight(
 
 def shuffle_weight_a16w4(src: torch.Tensor, NLane: int, gate_up: bool) -> torch.Tensor:
     """Shuffle the mxfp4 weights of experts for 16-bit activations, in packs of 16 bytes."""
-    import tunedgemm
-
     return tunedgemm.shuffle_weight(src, (NLane, 16), is_guinterleave=True, gate_up=gate_up)
 
 
@@ -43,10 +40,6 @@ def shuffle_weight_NK(x: torch.Tensor, inst_N: int, inst_K: int, use_int4: bool 
         OperandError: 64 lanes do not divide the instruction, or use_int4, whose sizes do not fit
             AITER's own order.
     """
-    from tunedgemm.errors import OperandError
-    from tunedgemm.ops.formats.shuffle import shuffle_weight
-    from tunedgemm.ops.layout import Order, name_of
-
     if use_int4 or inst_N <= 0 or 64 % inst_N or inst_K <= 0 or inst_K % (64 // inst_N) or inst_K % 2:
         raise OperandError(
             f"shuffle_weight_NK: needs 64 lanes that divide the instruction, and no int4 (got {inst_N}, {inst_K}, use_int4={use_int4})"
@@ -71,13 +64,6 @@ def shuffle_scale(
     Raises:
         OperandError: the sizes or the dtype do not fit.
     """
-    import torch
-
-    import tunedgemm
-    from tunedgemm.errors import OperandError
-    from tunedgemm.ops.formats.shuffle import alternated
-    from tunedgemm.ops.moe_options import gate_block
-
     if src is None or src.dtype is torch.float32:
         return src
     if not is_guinterleave:

@@ -2,135 +2,71 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import torch
+from torch import Tensor
 
+import tunedgemm
 from tunedgemm.errors import OperandError
-from tunedgemm.integrations.aiter.outputs import output_dtype, written
-
-if TYPE_CHECKING:
-    import torch
+from tunedgemm.integrations.aiter.gemm import batched_a8w8, batched_bf16
+from tunedgemm.integrations.aiter.signatures import functions
 
 
-def batched_gemm_bf16(
-    XQ: torch.Tensor,
-    WQ: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    dtype: torch.dtype | None = None,
-    splitK: int | None = None,
-    YQ: torch.Tensor | None = None,
-    config: Any = None,
-    kernel_type: str = "",
-    backend: str | None = None,
-) -> torch.Tensor:
-    """Compute ``XQ[B, M, K] @ WQ[B, N, K].mT (+ bias[B, 1, N])``."""
-    import tunedgemm
-
-    del config, kernel_type, backend
-    return written(YQ, tunedgemm.batched_gemm_bf16(XQ, WQ, bias, output_dtype(YQ, dtype), splitK))
-
-
-def batched_gemm_a8w8(
-    XQ: torch.Tensor,
-    WQ: torch.Tensor,
-    x_scale: torch.Tensor,
-    w_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    dtype: torch.dtype | None = None,
-    splitK: int | None = None,
-    YQ: torch.Tensor | None = None,
-    config: Any = None,
-) -> torch.Tensor:
-    """Compute ``(XQ @ WQ.mT) * x_scale[B, M, 1] * w_scale[B, 1, N] (+ bias[B, 1, N])``."""
-    import tunedgemm
-
-    del config
-    return written(YQ, tunedgemm.batched_gemm_a8w8(XQ, WQ, x_scale, w_scale, bias, output_dtype(YQ, dtype), splitK))
-
-
-def batched_gemm_a16wfp4(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    w_scales: torch.Tensor,
-    dtype: torch.dtype | None = None,
-    y: torch.Tensor | None = None,
-    config: Any = None,
-    transpose_bm: bool | None = False,
-    prequant: bool | None = True,
-    y_scale: torch.Tensor | None = None,
-) -> torch.Tensor:
+def batched_a16wfp4(
+    x: Tensor, w: Tensor, w_scale: Tensor, dtype: torch.dtype, transpose_bm: bool | None = False, y_scale: Tensor | None = None
+) -> Tensor:
     """Compute ``x[B, M, K] @ w.mT`` of bf16 and mxfp4; x is not rounded to mxfp4 as in AITER.
 
     Args:
-        w, w_scales: [B, N, K/2] and [B, N, K/32], dequantised to x's dtype in each call.
+        w, w_scale: [B, N, K/2] and [B, N, K/32], dequantised to x's dtype in each call.
         transpose_bm: whether the output is [M, B, N].
         y_scale: must be None.
 
     Raises:
         OperandError: the operands do not fit each other, or there is a y_scale.
     """
-    import tunedgemm
-
-    del config, prequant
     if y_scale is not None:
         raise OperandError("batched_gemm_a16wfp4: y_scale is not supported; quantise the output")
-    product = tunedgemm.batched_gemm_bf16(x, tunedgemm.dequant_fp4(w, w_scales, x.dtype), None, output_dtype(y, dtype))
-    return written(y, product.transpose(0, 1) if transpose_bm else product)
+    product = tunedgemm.batched_gemm_bf16(x, tunedgemm.dequant_fp4(w, w_scale, x.dtype), None, dtype)
+    return product.transpose(0, 1) if transpose_bm else product
 
 
-def batched_gemm_afp4wfp4_pre_quant(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    w_scales: torch.Tensor,
-    dtype: torch.dtype | None = None,
-    y: torch.Tensor | None = None,
-    config: Any = None,
-) -> torch.Tensor:
-    """Compute ``x[B, M, K] @ w.mT`` as `batched_gemm_a16wfp4`."""
-    return batched_gemm_a16wfp4(x, w, w_scales, dtype, y, config)
-
-
-def batched_gemm_afp4wfp4(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    x_scales: torch.Tensor,
-    w_scales: torch.Tensor,
-    dtype: torch.dtype | None = None,
-    y: torch.Tensor | None = None,
-    config: Any = None,
-) -> torch.Tensor:
+def batched_afp4wfp4(x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor, dtype: torch.dtype) -> Tensor:
     """Compute ``x[B, M, K] @ w[B, N, K].mT`` of mxfp4, dequantised to bf16 in each call."""
-    import torch
-
-    import tunedgemm
-
-    return batched_gemm_a16wfp4(tunedgemm.dequant_fp4(x, x_scales, torch.bfloat16), w, w_scales, dtype, y, config)
+    return batched_a16wfp4(tunedgemm.dequant_fp4(x, x_scale, torch.bfloat16), w, w_scale, dtype)
 
 
-def batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_quant(
-    X: torch.Tensor,
-    WQ: torch.Tensor,
-    w_scale: torch.Tensor,
-    group_size: int = 128,
-    bias: torch.Tensor | None = None,
-    dtype: torch.dtype | None = None,
-    splitK: int | None = None,
-    YQ: torch.Tensor | None = None,
+def batched_a16w8(
+    x: Tensor,
+    w: Tensor,
+    w_scale: Tensor,
+    dtype: torch.dtype,
+    bias: Tensor | None = None,
     transpose_bm: bool | None = False,
     transpose_bm_in: bool | None = False,
-    config: Any = None,
-) -> torch.Tensor:
-    """Compute ``X[B, M, K] @ WQ.mT * w_scale (+ bias)``; X is not rounded to 8 bits as in AITER.
+) -> Tensor:
+    """Compute ``x[B, M, K] @ w.mT * w_scale (+ bias)``; x is not rounded to 8 bits as in AITER.
 
     Args:
-        WQ, w_scale: int8 or fp8 [B, N, K] and its one scale; WQ is converted to X's dtype, exactly.
-        transpose_bm, transpose_bm_in: whether the output and X have M before B.
+        w, w_scale: int8 or fp8 [B, N, K] and its one scale; w is converted to x's dtype, exactly.
+        transpose_bm, transpose_bm_in: whether the output and x have M before B.
     """
-    import torch
-
-    import tunedgemm
-
-    del group_size, config
-    x = X.transpose(0, 1) if transpose_bm_in else X
-    product = tunedgemm.batched_gemm_bf16(x.contiguous(), WQ.to(x.dtype), None, torch.float32, splitK) * w_scale.to(torch.float32)
+    x = x.transpose(0, 1) if transpose_bm_in else x
+    product = tunedgemm.batched_gemm_bf16(x.contiguous(), w.to(x.dtype), None, torch.float32) * w_scale.to(torch.float32)
     product = product if bias is None else product + bias
-    return written(YQ, (product.transpose(0, 1) if transpose_bm else product).to(output_dtype(YQ, dtype)))
+    return (product.transpose(0, 1) if transpose_bm else product).to(dtype)
+
+
+globals().update(functions(__name__, {
+    batched_bf16: {"batched_gemm_bf16": "XQ, WQ, bias=None, dtype=None, splitK=None, YQ=None, config=None, kernel_type='', backend=None"},
+    batched_a8w8: {"batched_gemm_a8w8": "XQ, WQ, x_scale, w_scale, bias=None, dtype=None, splitK=None, YQ=None, config=None"},
+    batched_a16wfp4: {
+        "batched_gemm_a16wfp4": "x, w, w_scales, dtype=None, y=None, config=None, transpose_bm=False, prequant=True, y_scale=None",
+        "batched_gemm_afp4wfp4_pre_quant": "x, w, w_scales, dtype=None, y=None, config=None",
+    },
+    batched_afp4wfp4: {"batched_gemm_afp4wfp4": "x, w, x_scales, w_scales, dtype=None, y=None, config=None"},
+    batched_a16w8: {
+        "batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_quant":
+            "X, WQ, w_scale, group_size=128, bias=None, dtype=None, splitK=None, YQ=None, transpose_bm=False, transpose_bm_in=False, "
+            "config=None",
+    },
+}))  # fmt: skip
