@@ -84,13 +84,3 @@ EXPORT long fake_calls(const char *function) {
     }
     return -1;
 }
-
-/* Reset counts and reason; live objects stay. */
-EXPORT void fake_reset(void) {
-    for (int i = 0; i < FUNCTION_COUNT; i++) {
-        atomic_store(&counts[i], 0);
-    }
-    pthread_mutex_lock(&lock);
-    reason[0] = 0;
-    pthread_mutex_unlock(&lock);
-}
