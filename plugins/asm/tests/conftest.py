@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tunedgemm.plugin import Device, device_of
 from tunedgemm_asm import packs, sources
 
 
@@ -74,6 +75,12 @@ def gcn() -> ModuleType:
 def ptx() -> ModuleType:
     """Return the emulator of PTX text."""
     return _module("ptx")
+
+
+@pytest.fixture
+def device() -> Device:
+    """Return the first GPU."""
+    return device_of(0)
 
 
 @pytest.fixture(scope="session")
