@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 import pytest
-from tunedgemm.plugin import Device, Shape
+from tunedgemm.plugin import Device, Shape, device_of
 from tunedgemm_ck import TemplateBackend, toolchain
 from tunedgemm_ck.build import Target
 from tunedgemm_ck.problem import problem_of
@@ -90,6 +90,22 @@ def cache(tmp_path: Path, kept_cache: str, monkeypatch: pytest.MonkeyPatch) -> P
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def compiling(kept_cache: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Allow compilation, into a cache that all tests of a GPU share."""
+    if kept_cache:
+        monkeypatch.setenv("TUNEDGEMM_CACHE", kept_cache)
+    else:
+        monkeypatch.delenv("TUNEDGEMM_CACHE")
+    monkeypatch.setenv("TUNEDGEMM_CK_COMPILE", "1")
+
+
+@pytest.fixture(scope="session")
+def device() -> Device:
+    """Return the first GPU."""
+    return device_of(0)
 
 
 @pytest.fixture(scope="session")
