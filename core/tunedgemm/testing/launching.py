@@ -169,7 +169,7 @@ def bind_launcher(backend: Any, solution: Solution, shape: Shape, device: Device
 
 
 def draw_operands(shape: Shape, device: Device, seed: int = 0) -> tuple[Any, ...]:
-    """Return random operands as launchers get them: shuffled weights are plain, an absent bias is None."""
+    """Return random operands as a plugin's launchers get them: shuffled weights are plain."""
     return tuple(plain_weight(operand) for operand in op_named(shape.op).make_inputs(shape, device.torch_device, seed))
 
 

@@ -77,7 +77,7 @@ def ptx() -> ModuleType:
     return _module("ptx")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def device() -> Device:
     """Return the first GPU."""
     return device_of(0)

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tunedgemm.plugin import Device, device_of
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -83,6 +84,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     folder = tmp_path_factory.getbasetemp() / "artifacts"
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(folder))
     return folder
+
+
+@pytest.fixture(scope="session")
+def device() -> Device:
+    """Return the first GPU."""
+    return device_of(0)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import attrs
 import pytest
 import torch
 import tunedgemm
-from tunedgemm.plugin import Device, Shape, Solution, device_of
+from tunedgemm.plugin import Device, Shape, Solution
 from tunedgemm.tools import ops, torch_dtype
 from tunedgemm_skinny import skinny
 from tunedgemm_skinny.limits import OPS
@@ -37,12 +37,6 @@ def examples(count: int) -> Any:
         max_examples=max(count, 1), derandomize=True, deadline=None, phases=[hypothesis.Phase.generate],
         suppress_health_check=list(hypothesis.HealthCheck),
     )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def device() -> Device:
-    """Return the first GPU."""
-    return device_of(0)
 
 
 @kinds
