@@ -1,6 +1,5 @@
 """batched_a8w8: operands, columns, reference and functions of the batched product in 8 bits."""
 
-import csv
 from pathlib import Path
 
 import pytest
@@ -92,18 +91,6 @@ class TestColumns:
         with pytest.raises(ShapeError, match="'dtype' must be one of int8, fp8_e4m3fn, fp8_e4m3fnuz"):
             OP.columns.parse({"B": "3", "M": "4", "N": "5", "K": "8", "dtype": "bf16"})
 
-    @listed("name", ["a8w8_tuned_batched_gemm.csv", "a8w8_untuned_batched_gemm.csv"])
-    def test_every_row_of_aiters_table(self, name):
-        """Each row is one shape, whose key is that of the row."""
-        path = CONFIGS / name
-        if not path.exists():
-            pytest.skip(f"{path} is not here")
-        with path.open(newline="") as file:
-            keys = [{column: row[column].strip() for column in OP.columns.key} for row in csv.DictReader(file, skipinitialspace=True)]
-        shapes = [OP.columns.parse(key) for key in keys]
-        assert len(set(shapes)) == len(keys) > 0
-        assert [{column: OP.columns.format(shape)[column] for column in OP.columns.key} for shape in shapes] == keys
-
 
 def test_equivalent_shapes_end_with_aiters_row():
     """A call of another dtype or with a bias looks for its own row, then for AITER's."""
@@ -121,30 +108,11 @@ def test_reference(x_sizes, w_sizes):
     assert out.flatten().tolist() == [12 * 0.5 + 0.5, 34 * 2 * 0.5 + 0.5, 506 * 4 * 0.25 + 1, 708 * 8 * 0.25 + 1]
 
 
-def test_scales_of_other_rows_change_the_result():
-    """With the scales of another row or batch the result of random operands is out of bounds."""
-    shape = plain(8, 32, 64)
-    operands = OP.make_inputs(shape, CPU, 0)
-    reference, bound = OP.reference(shape, operands), OP.tolerance(shape).row_error
-    for place in (2, 3):
-        for turned in (operands[place].roll(1, 1), operands[place].roll(1, 0)):
-            wrong = OP.reference(shape, (*operands[:place], turned, *operands[place + 1 :]))
-            assert worst_row_error(wrong, reference) > bound
-
-
 def test_work():
     """Operations and bytes of all batches, scales and bias among them."""
     shape = plain(2, 4, 8, 3, epilogue="bias")
     assert OP.flops(shape) == 3 * 2 * 2 * 4 * 8
     assert OP.bytes_moved(shape) == 3 * ((2 * 8 + 4 * 8) + 4 * (2 + 4) + 2 * 4 + 2 * 2 * 4)
-
-
-def test_fakes_serve_meta_tensors():
-    """The output's shape is known without data, and its default dtype is bf16."""
-    operands = (whole(3, 4, 8, device="meta"), whole(3, 5, 8, device="meta"), scale(3, 4, device="meta"), scale(3, 5, device="meta"))
-    assert OP.fake(*operands).dtype == torch.bfloat16
-    out = OP.fake(*operands, otype=torch.float32)
-    assert (out.shape, out.dtype, out.device.type) == ((3, 4, 5), torch.float32, "meta")
 
 
 class TestFunctions:

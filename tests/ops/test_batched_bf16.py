@@ -1,6 +1,5 @@
 """batched_bf16: operands, columns, reference and functions of the batched product in 16 bits."""
 
-import csv
 from pathlib import Path
 
 import attrs
@@ -99,18 +98,6 @@ class TestColumns:
         with pytest.raises(error, match=message):
             OP.columns.parse({"B": "3", "M": "4", "N": "5", "K": "8", **cells})
 
-    @listed("name", ["bf16_tuned_batched_gemm.csv", "bf16_untuned_batched_gemm.csv"])
-    def test_every_row_of_aiters_table(self, name):
-        """Each row is one shape, whose key is that of the row."""
-        path = CONFIGS / name
-        if not path.exists():
-            pytest.skip(f"{path} is not here")
-        with path.open(newline="") as file:
-            keys = [{column: row[column].strip() for column in OP.columns.key} for row in csv.DictReader(file, skipinitialspace=True)]
-        shapes = [OP.columns.parse(key) for key in keys]
-        assert len(set(shapes)) == len(keys) > 0
-        assert [{column: OP.columns.format(shape)[column] for column in OP.columns.key} for shape in shapes] == keys
-
 
 def test_equivalent_shapes_end_with_aiters_row():
     """A call of another dtype or with bias tries its own row, then AITER's;
@@ -134,12 +121,6 @@ def test_work():
     shape = plain(2, 4, 8, 3, epilogue="bias", bias_dtype="fp32", outdtype="fp32")
     assert OP.flops(shape) == 3 * 2 * 2 * 4 * 8
     assert OP.bytes_moved(shape) == 3 * (2 * (2 * 8 + 4 * 8) + 4 * 4 + 4 * 2 * 4)
-
-
-def test_fakes_serve_meta_tensors():
-    """The output's form is known without data."""
-    out = OP.fake(ones(3, 4, 8, device="meta"), ones(3, 5, 8, device="meta"), otype=torch.float32)
-    assert (out.shape, out.dtype, out.device.type) == ((3, 4, 5), torch.float32, "meta")
 
 
 class TestFunctions:

@@ -247,14 +247,6 @@ class TestOnGpu:
                 faults.append(f"{name}: {shape}")
         assert not faults
 
-    def test_leading_dimensions_are_kept(self, device: Device) -> None:
-        """x [2, 3, K] gives [2, 3, N]."""
-        shape = Shape("a16w16", 6, 256, 512)
-        x, weight = _operands(shape, device)
-        out = _bound(Solution("triton", "auto"), shape, device).call(x.view(2, 3, 512), weight)
-        assert out.shape == (2, 3, 256)
-        assert _is_close(out, shape, (x, weight))
-
     def test_graphs_of_a_split_read_new_inputs(self, device: Device) -> None:
         """Graphs with separate pools share neither counters nor partial sums, and leave counters zero."""
         shape = Shape("a16w16", 16, 7168, 8192)
