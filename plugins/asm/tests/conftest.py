@@ -84,6 +84,13 @@ def device() -> Device:
 
 
 @pytest.fixture(scope="session")
+def ptx_families() -> dict[str, ModuleType]:
+    """Return the modules with the cases and planted mistakes of each family of PTX kernels."""
+    stems = {"plain": "run", "eight bits": "eight_bits", "columns": "columns", "panels": "panels", "turns": "turns", "stream-K": "stream"}
+    return {name: _module(f"test_ptx_{stem}") for name, stem in stems.items()}
+
+
+@pytest.fixture(scope="session")
 def gpu_kinds() -> dict[str, dict[str, Any]]:
     """Return the cases of the Hopper GPU tests by test module: shape, configuration and splits."""
     modules = {"plain": "test_ptx_gpu", "columns": "test_ptx_columns_gpu", "stream-K": "test_ptx_stream_gpu"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from types import ModuleType
 from typing import Any
@@ -62,27 +61,8 @@ NARROW = (KernelConfig(64, 96, 2, 1, panels=3), of("none", (130, 200, 136), "bf1
 FINEST = (KernelConfig(64, 48, 2, 1, panels=3), of("none", (130, 104, 136), "bf16"), 1)
 
 
-def test_products_are_exact(ptx: ModuleType, failing: Any) -> None:
-    """Products are exact, and no rule is broken."""
-
-    def check(config: KernelConfig, shape: Shape, splits: int, multiprocessors: int) -> None:
-        out, wanted = ptx.Bench(shape, config, splits, multiprocessors).output()
-        np.testing.assert_array_equal(out, wanted)
-
-    assert not failing(check, CASES)
-
-
-@pytest.mark.parametrize(
-    "case", [TURNS, NARROW, (KernelConfig(128, 128, 2, 2, 2, panels=1), *TURNS[1:])], ids=["turns", "narrow", "cluster"]
-)
-def test_no_order_of_events_matters(ptx: ModuleType, case: tuple[KernelConfig, Shape, int]) -> None:
-    """Seven other orders of TMA's accesses give the same bits."""
-    config, shape, splits = case
-    for seed in range(1, 8):
-        out, wanted = ptx.Bench(shape, config, splits, 2, seed).output()
-        np.testing.assert_array_equal(out, wanted)
-
-
+#: `test_ptx_run` runs these in other orders of events: config, shape, splits, multiprocessors, seeds.
+ORDERS = [(*case, 2, range(1, 8)) for case in (TURNS, NARROW, (KernelConfig(128, 128, 2, 2, 2, panels=1), *TURNS[1:]))]
 _WAIT, _MEET = r"    @%p\d+ cp\.async\.bulk\.wait_group\.read \d;\n", r"    bar\.sync %r\d+, 128;\n"
 _FENCE, _STORE = r"    fence\.proxy\.async\.shared::cta;\n", r"    @%p\d+ cp\.async\.bulk\.tensor\.2d\.global.*\n"
 _COMMIT = r"    @%p\d+ cp\.async\.bulk\.commit_group;\n"
@@ -109,15 +89,6 @@ MISTAKES = {
     "rows and columns are exchanged": (TURNS, r"(2d\.global.*)\{(%r\d+), (%r\d+)\}", r"\1{\3, \2}"),
     "the descriptor of the weight": (TURNS, rf"add\.s64 (%d\d+), (%d\d+), {MAP_OUT};", r"add.s64 \1, \2, 128;"),
 }
-
-
-def test_the_emulator_finds_mistakes(ptx: ModuleType, failing: Any) -> None:
-    """The emulator finds each planted mistake in one of five orders of events."""
-
-    def check(mistake: str) -> None:
-        assert ptx.mistake_shows(*MISTAKES[mistake])
-
-    assert not failing(check, itertools.product(MISTAKES))
 
 
 def test_the_copy_engine_reads_only_written_values(ptx: ModuleType) -> None:

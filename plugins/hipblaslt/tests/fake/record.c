@@ -9,13 +9,13 @@
 #include <string.h>
 
 static const char *const FUNCTIONS[] = {
-    PREFIX "Create", PREFIX "Destroy", PREFIX "GetVersion", PREFIX "GetGitRevision", PREFIX "GetArchName",
+    PREFIX "Create", PREFIX "Destroy", PREFIX "GetVersion", PREFIX "GetGitRevision",
     PREFIX "MatrixLayoutCreate", PREFIX "MatrixLayoutDestroy", PREFIX "MatrixLayoutSetAttribute", PREFIX "MatrixLayoutGetAttribute",
     PREFIX "MatmulDescCreate", PREFIX "MatmulDescDestroy", PREFIX "MatmulDescSetAttribute", PREFIX "MatmulDescGetAttribute",
     PREFIX "MatmulPreferenceCreate", PREFIX "MatmulPreferenceDestroy", PREFIX "MatmulPreferenceSetAttribute",
     PREFIX "MatmulPreferenceGetAttribute", PREFIX "MatmulAlgoGetHeuristic", PREFIX "Matmul", PREFIX "MatmulAlgoGetIds",
     PREFIX "MatmulAlgoInit", PREFIX "MatmulAlgoCheck", PREFIX "MatmulAlgoCapGetAttribute", PREFIX "MatmulAlgoConfigSetAttribute",
-    PREFIX "MatmulAlgoConfigGetAttribute", PREFIX "GetStatusString", PREFIX "GetStatusName",
+    PREFIX "MatmulAlgoConfigGetAttribute",
 };
 enum { FUNCTION_COUNT = sizeof FUNCTIONS / sizeof *FUNCTIONS };
 
