@@ -18,7 +18,7 @@ def product(x, weight):
 
 
 def test_calls_with_other_bits_are_counted():
-    """Each call is compared with the first, whatever lies between."""
+    """Each call is compared with the first, whatever is between."""
     calls = itertools.count()
     assert differing_calls(Launcher(product), drawn(1)[0], 5) == 0
     assert differing_calls(Launcher(lambda x, weight: product(x, weight) + next(calls) % 2), drawn(1)[0], 5) == 3

@@ -81,7 +81,7 @@ class _Captured:
 
 
 def fault_of_graphs(launcher: Launcher, given: Sequence[Operands], *, replays: int = 4, fault: Fault | None = None) -> str:
-    """Return how two graphs of a launcher, replayed at once with new operands each time, go wrong; "" if not."""
+    """Return the fault of two graphs of a launcher, replayed at once with other operands each time."""
     import torch
 
     fault = fault or bits_of_plain_calls(launcher, given)
@@ -101,7 +101,7 @@ def fault_of_graphs(launcher: Launcher, given: Sequence[Operands], *, replays: i
 
 
 def fault_of_threads(launcher: Launcher, given: Sequence[Operands], *, calls: int = 0, fault: Fault | None = None) -> str:
-    """Return how threads, one for each operands and each on its stream, go wrong; "" if they do not.
+    """Return the fault of threads, one for each operands and each on its stream; "" for none.
 
     Args:
         calls: how many each thread makes; 0 for a few.

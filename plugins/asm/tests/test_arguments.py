@@ -1,4 +1,4 @@
-"""Compare what a launch needs with AITER's launchers; `test_arguments_matter` has the bytes of arguments."""
+"""Compare what a launch needs beyond arguments, whose bytes `test_arguments_matter` has."""
 
 from __future__ import annotations
 

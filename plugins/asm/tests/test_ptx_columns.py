@@ -61,7 +61,7 @@ SMALL = (KernelConfig(64, 16, 2, 1), of("a16w16", (100, 24, 384)), 1)
 BLOCKS = (KernelConfig(64, 96, 2, 1, promoted=True, staged=True), of(BY_BLOCK, (100, 200, 384), FP8), 1)
 
 
-#: `test_ptx_run` runs these in other orders of events: config, shape, splits, multiprocessors, seeds.
+#: Config, shape, splits, multiprocessors, seeds: `test_ptx_run` runs these orders of events.
 ORDERS = [(*case[:2], 2, 2, range(1, 5)) for case in (SMALL, BLOCKS)]
 #: Name -> case, pattern in its text, replacement: a plausible mistake of a kernel.
 MISTAKES = {

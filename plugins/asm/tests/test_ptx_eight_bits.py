@@ -110,7 +110,7 @@ def test_numbers_of_eight_bits(ptx: ModuleType) -> None:
     np.testing.assert_array_equal(out, wanted)
 
 
-#: `test_ptx_run` runs these in other orders of events: config, shape, splits, multiprocessors, seeds.
+#: Config, shape, splits, multiprocessors, seeds: `test_ptx_run` runs these orders of events.
 ORDERS = [
     (*case, 2, range(1, 6))
     for case in (BLOCKS, (*BLOCKS[:2], 2), (attrs.evolve(BLOCKS[0], cluster=2), BLOCKS[1], 2), OVERLAPPED, ROWS, (*ROWS[:2], 2))

@@ -61,7 +61,7 @@ NARROW = (KernelConfig(64, 96, 2, 1, panels=3), of("none", (130, 200, 136), "bf1
 FINEST = (KernelConfig(64, 48, 2, 1, panels=3), of("none", (130, 104, 136), "bf16"), 1)
 
 
-#: `test_ptx_run` runs these in other orders of events: config, shape, splits, multiprocessors, seeds.
+#: Config, shape, splits, multiprocessors, seeds: `test_ptx_run` runs these orders of events.
 ORDERS = [(*case, 2, range(1, 8)) for case in (TURNS, NARROW, (KernelConfig(128, 128, 2, 2, 2, panels=1), *TURNS[1:]))]
 _WAIT, _MEET = r"    @%p\d+ cp\.async\.bulk\.wait_group\.read \d;\n", r"    bar\.sync %r\d+, 128;\n"
 _FENCE, _STORE = r"    fence\.proxy\.async\.shared::cta;\n", r"    @%p\d+ cp\.async\.bulk\.tensor\.2d\.global.*\n"

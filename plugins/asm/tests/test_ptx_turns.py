@@ -40,7 +40,7 @@ SMALL = (KernelConfig(64, 16, 2, turns=True), Shape("a16w16", 100, 56, 296))
 PLAIN, SPLIT = (*SMALL, 1), (*SMALL, 2)
 
 
-#: `test_ptx_run` runs these in other orders of events: config, shape, splits, multiprocessors, seeds.
+#: Config, shape, splits, multiprocessors, seeds: `test_ptx_run` runs these orders of events.
 ORDERS = [
     (config, shape, splits, multiprocessors, range(12))
     for config, shape, splits in (

@@ -60,7 +60,7 @@ def place(request: pytest.FixtureRequest, backends: dict[str, Any], over: Module
 
 
 def examples(share: int) -> Any:
-    """Return settings of this share of the examples, the same each time, none shrunk: each compiles a kernel."""
+    """Return settings of a share of the examples, the same each time, none shrunk: each compiles."""
     return hypothesis.settings(
         max_examples=max(EXAMPLES // share, 1), derandomize=True, deadline=None, phases=[hypothesis.Phase.generate],
         suppress_health_check=list(hypothesis.HealthCheck),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tunedgemm.workload.models import layers_of_model, shapes_of_model
 
-#: Model and its tps -> its products: name, N x K, how many; what differs by tp has a part for each. b:
-#: with a bias; of experts model_dim x inter_dim, E experts, top T; of batched ones the batch.
+#: Model and its tps -> its products: name, N x K, how many; what differs by tp has a part for each.
+#: b: with a bias; of experts model_dim x inter_dim, E experts, top T; of batched ones the batch.
 EXPECTED = {
     ("llama-3.2-1b", (1, 16)): """
         model.layers.*.self_attn.qkv_proj 192x128|16x128 2
