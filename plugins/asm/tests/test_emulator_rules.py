@@ -161,12 +161,6 @@ def test_a_copy_to_lds_is_waited_for_as_memory(gcn):
                 bench.run()
 
 
-def test_faults_name_kernel_workgroup_wave_and_line(gcn):
-    """A fault names kernel, workgroup, wave and line."""
-    with pytest.raises(gcn.Fault, match=r"undefined: probe, workgroup \(0, 0, 0\), wave 0, line 5: v_mov_b32_e32 v1, v99: v99 was never"):
-        gcn.Bench(" s_nop 0\n v_mov_b32_e32 v1, v99").run()
-
-
 def test_loops_without_end_and_barriers_not_reached_are_faults(gcn):
     """Endless loops and unreached barriers fail."""
     with pytest.raises(gcn.Fault, match="has not ended"):
@@ -174,43 +168,3 @@ def test_loops_without_end_and_barriers_not_reached_are_faults(gcn):
     with pytest.raises(gcn.Fault, match="never reach"):
         bench = gcn.Bench("s_cmp_eq_u32 s1, 0\n s_cbranch_scc1 end\n s_barrier\nend:", waves=2)
         bench.give({"s1": 0}, 0).give({"s1": 1}, 1).run()
-
-
-STRANGE = [
-    ("v_unheard_of v1, v2", "unsupported"), ("v_mov_b32_e32 v1, v2 unheard:1", "unsupported"), ("v_mov_b32_e32 s1, v2", "operand"),
-    ("s_mov_b64 s1, 0", "operand"), ("v_add_u32_e32 v1, v2", "operand"), ("s_nop 16", "operand"), ("s_branch nowhere", "syntax"),
-    ("s_waitcnt vmcnt(64)", "operand"), ("s_waitcnt unheard(0)", "syntax"), ("buffer_load_dwordx4 v[0:2], v0, s[4:7], 0 offen", "operand"),
-    ("v_mfma_f32_16x16x16_bf16 a[0:2], v[10:11], v[12:13], a[0:2]", "operand"), ("v_mov_b32_e32 v[, v2", "syntax"),
-    ("v_mfma_f32_16x16x32_bf16 a[0:3], v[0:3], v[4:7], a[0:3]", "unsupported"), ("s_load_dwordx2 s4, s[0:1], 0x0", "operand"),
-]  # fmt: skip
-
-
-def test_unknown_instructions_are_refused_before_the_run(gcn, failing):
-    """Unknown instructions, operands and modifiers are rejected before the launch."""
-
-    def check(text, rule):
-        with pytest.raises(gcn.Fault) as caught:
-            gcn.Bench(text)
-        assert caught.value.rule == rule
-
-    assert not failing(check, STRANGE)
-
-
-def test_registers_beyond_the_descriptor_are_refused(gcn):
-    """Registers beyond those of the descriptor fail."""
-    text = """
- .amdgcn_target "amdgcn-amd-amdhsa--gfx942"
-k:
- {}
- s_endpgm
- .amdhsa_kernel k
- .amdhsa_next_free_vgpr 20
- .amdhsa_accum_offset 16
- .amdhsa_next_free_sgpr 10
- .end_amdhsa_kernel
-"""
-    for line in ("v_mov_b32_e32 v15, 0", "v_accvgpr_write_b32 a3, 0", "s_mov_b32 s9, 0", "s_mov_b64 vcc, 0"):
-        gcn.kernels_of(text.format(line))
-    for line in ("v_mov_b32_e32 v16, 0", "v_accvgpr_write_b32 a4, 0", "s_mov_b32 s10, 0"):
-        with pytest.raises(gcn.Fault, match="asks for"):
-            gcn.kernels_of(text.format(line))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from types import ModuleType
 from typing import Any
 
 import attrs
-import numpy as np
 import pytest
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
 from tunedgemm_asm.ptx.abi import MAP_OUT, abi_of, declaration
@@ -89,36 +87,6 @@ MISTAKES = {
     "rows and columns are exchanged": (TURNS, r"(2d\.global.*)\{(%r\d+), (%r\d+)\}", r"\1{\3, \2}"),
     "the descriptor of the weight": (TURNS, rf"add\.s64 (%d\d+), (%d\d+), {MAP_OUT};", r"add.s64 \1, \2, 128;"),
 }
-
-
-def test_the_copy_engine_reads_only_written_values(ptx: ModuleType) -> None:
-    """The emulator requires fences and barriers around TMA's reads."""
-    threads = np.arange(128, 256)
-    for steps, fault in (
-        ("put", "not fenced"),
-        ("put fence", "not met"),
-        ("put meet fence", "not met"),
-        ("put fence meet", ""),
-        ("put fence meet put", "not fenced"),
-        ("fence meet", "no thread"),
-    ):
-        shared = ptx.Shared(2048)
-        for step in steps.split():
-            {
-                "put": lambda shared=shared: shared.put(1024, np.zeros(1024, np.uint8), 130),
-                "fence": lambda shared=shared: shared.fence(threads),
-                "meet": lambda shared=shared: shared.meet(128, 128),
-            }[step]()
-        if fault:
-            with pytest.raises(ptx.Fault, match=fault):
-                shared.leave(1024, 2048, (128, 128), 128)
-            continue
-        entry = shared.leave(1024, 2048, (128, 128), 128)
-        entry.read = entry.waited = True
-        with pytest.raises(ptx.Fault, match="nobody knows"):
-            shared.put(2000, np.zeros(16, np.uint8), 130)
-        shared.meet(128, 128)
-        shared.put(2000, np.zeros(16, np.uint8), 130)
 
 
 def test_names_and_memory() -> None:
