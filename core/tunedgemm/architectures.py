@@ -51,6 +51,7 @@ class Architecture:
         warps: resident warps of a multiprocessor or compute unit.
         tma: whether descriptors load tiles, and warps may exchange registers (``setmaxnreg``).
         cluster: blocks of a portable cluster at most; 0 without clusters.
+        tensor_columns: columns of a multiprocessor's tensor memory, 128 x 32 bits each; 0 without.
         units: compute units of what torch counts as a multiprocessor: 2 on RDNA, where it is a WGP.
         cache_mib: last-level cache that torch's properties lack, the largest of any product.
         source: the origin of these facts.
@@ -68,6 +69,7 @@ class Architecture:
     warps: int = attrs.field(converter=int)
     tma: bool = attrs.field(converter=flag)
     cluster: int = attrs.field(converter=int)
+    tensor_columns: int = attrs.field(converter=int)
     units: int = attrs.field(converter=int)
     cache_mib: int = attrs.field(converter=int)
     source: str = attrs.field(validator=attrs.validators.min_len(1))

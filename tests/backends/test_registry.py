@@ -9,7 +9,7 @@ import pytest
 from tunedgemm.backends import registry as registry_module
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.option import Option
-from tunedgemm.backends.registry import Backend, Registry, make_backend, tie_order
+from tunedgemm.backends.registry import Registry, make_backend, tie_order
 from tunedgemm.device import Device
 from tunedgemm.errors import LibtypeError, PluginError
 from tunedgemm.libtypes import BUILTIN, owners
@@ -29,7 +29,7 @@ BAD = {
     "fake_hookless": "lacks the hook supports(); implemented: none",
     "fake_launchless": "lacks the hook run(); implemented: supports, enumerate_solutions",
     "fake_opless": "states no OPS; choose from a16w16",
-    "fake_future": "written for contract 99; this core knows 0 and 1",
+    "fake_future": "written for contract 99; this core knows 1",
 }
 
 
@@ -53,7 +53,7 @@ class TestInstalledPlugins:
         """``all`` is every backend that loads, in order of rank, the built-in one last."""
         selected = [backend.libtype for backend in Registry().select("all")]
         assert set(BAD).isdisjoint(selected)
-        assert {"fake", "fake_previous", "fake_raising", BUILTIN} <= set(selected)
+        assert {"fake", "fake_raising", BUILTIN} <= set(selected)
         assert selected[-1] == BUILTIN
 
     def test_a_plugin_is_described_by_its_distribution(self, fake_plugins):
@@ -82,10 +82,6 @@ class TestInstalledPlugins:
         assert registry.get(BUILTIN).distribution == "tunedgemm"
         assert registry.problems(BUILTIN) == ("fake-plugin-rival also claims libtype 'torch'; tunedgemm keeps it",)
         assert all("fake-plugin-rival also claims" in problem for problem in registry.problems("triton"))
-
-    def test_the_previous_contract_is_loaded(self, fake_plugins):
-        """A plugin written for the contract before this one still loads."""
-        assert isinstance(Registry().get("fake_previous"), Backend)
 
 
 class TestGuards:

@@ -67,11 +67,6 @@ class Future(Plain):
     CONTRACT = 99
 
 
-class Previous(Plain):
-    CONTRACT = 0
-    libtype = "fake_previous"
-
-
 class Foreign(Plain):
     libtype = "torch"
 
@@ -149,5 +144,5 @@ misspelt, other_arguments, defaults, stars, hookless, launchless = (
     Hookless(),
     Launchless(),
 )
-opless, future, previous, foreign, not_solutions = Opless(), Future(), Previous(), Foreign(), NotSolutions()
+opless, future, foreign, not_solutions = Opless(), Future(), Foreign(), NotSolutions()
 raising, refusing, vague = Raising(), Refusing(), Vague()

@@ -42,14 +42,10 @@ def test_a_forked_copy_ends_in_the_attempt(child):
 
 
 CHANGES = """
-import os, signal, sys, torch, warnings
+import os, sys, torch, warnings
 os.chdir("/")
 os.environ["PLUGIN_VARIABLE"] = "1"
 os.environ.pop("TUNEDGEMM_HOME")
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-sys.stdout.close()
-os.close(1)
-sys.stderr = None
 torch.set_num_threads(3)
 torch.set_default_dtype(torch.float64)
 torch.set_default_device("meta")
@@ -70,7 +66,7 @@ def test_an_import_changes_no_switch(importable, child, end, early):
     """What an import changes is undone, also where it fails; the warning names the plugin and all."""
     (importable / "switching.py").write_text(CHANGES.format(end))
     source = f"""
-import logging, os, signal, sys, warnings
+import logging, os, sys, warnings
 {"import torch" if early else ""}
 from importlib.metadata import EntryPoint
 from tunedgemm.process.foreign import load
@@ -80,21 +76,19 @@ def state():
     of_torch = torch and (torch.get_default_dtype(), torch.empty(1).device.type, torch.are_deterministic_algorithms_enabled(),
         torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_float32_matmul_precision(),
         torch.is_autocast_enabled("cpu"), torch._C._len_torch_function_stack(), {"torch.get_num_threads()" if early else ""})
-    handlers = [signal.getsignal(n) for n in signal.valid_signals()]
-    return os.getcwd(), dict(os.environ), handlers, sys.stdout, sys.stderr, of_torch or 0
+    return os.getcwd(), dict(os.environ), of_torch or 0
 before = state()
 answer, fault = load(EntryPoint("mine", "switching", "group"))
 after = state()
-assert after[:5] == before[:5], (before, after)
+assert after[:2] == before[:2], (before, after)
 initial = sys.modules["torch"].float32, "cpu", False, True, False, "highest", False, 0
-assert after[5] == (before[5] or initial), after[5]
+assert after[2] == (before[2] or initial), after[2]
 print(fault)
 """
     warning, fault = child(source, importable).splitlines() if end else (child(source, importable), "")
     assert fault == ("SystemExit: 0" if end else "")
-    for name in ("mine", "switching", "working directory", "PLUGIN_VARIABLE", "TUNEDGEMM_HOME", "signal handlers", "default dtype"):
+    for name in ("mine", "switching", "working directory", "PLUGIN_VARIABLE", "TUNEDGEMM_HOME", "default dtype", "undone"):
         assert name in warning
-    assert "file descriptor 1" in warning and "the standard streams" in warning and "undone" in warning
 
 
 def test_an_import_that_changes_nothing_is_silent(importable, caplog):

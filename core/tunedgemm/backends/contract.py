@@ -46,8 +46,8 @@ def bound_hooks(libtype: str, plugin: object) -> dict[str, Callable[..., Any]]:
             has other arguments.
     """
     contract = getattr(plugin, "CONTRACT", CONTRACT)
-    if contract not in (CONTRACT, CONTRACT - 1):
-        raise PluginError(f"written for contract {contract}; this core knows {CONTRACT - 1} and {CONTRACT}")
+    if contract != CONTRACT:
+        raise PluginError(f"written for contract {contract}; this core knows {CONTRACT}")
     manager = pluggy.PluginManager("tunedgemm")
     manager.add_hookspecs(hookspecs)
     try:

@@ -1,11 +1,10 @@
-"""Switches of the process and of torch, which a plugin's code may not change for the code of others."""
+"""Directory, variables and torch's switches: a plugin's code may not change them for others."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import os
-import signal
 import sys
 import threading
 import warnings
@@ -35,30 +34,7 @@ class _Switch:
     initial: Any = _VARIES
 
 
-def _handlers() -> dict[int, Any]:
-    return {number: signal.getsignal(number) for number in signal.valid_signals()}
-
-
-def _write_handlers(before: dict[int, Any]) -> None:
-    if threading.current_thread() is threading.main_thread():  # no other thread can have changed one
-        for number, handler in before.items():
-            if handler is not None and signal.getsignal(number) != handler:
-                signal.signal(number, handler)
-
-
-def _streams() -> tuple[Any, Any, Any]:
-    return sys.stdin, sys.stdout, sys.stderr
-
-
-def _write_streams(before: tuple[Any, Any, Any]) -> None:
-    sys.stdin, sys.stdout, sys.stderr = before
-
-
-_OF_PROCESS = (
-    _Switch("the working directory", os.getcwd, os.chdir),
-    _Switch("signal handlers", _handlers, _write_handlers),
-    _Switch("the standard streams", _streams, _write_streams),
-)
+_DIRECTORY = _Switch("the working directory", os.getcwd, os.chdir)
 
 
 @functools.cache
@@ -135,7 +111,7 @@ def _set_variable(name: str, value: str | None) -> None:
 
 @contextlib.contextmanager
 def kept_switches() -> Iterator[list[str]]:
-    """Restore the switches of the process and of torch; the list then names those that were changed.
+    """Restore directory, variables and torch's switches; the list then names those that changed.
 
     The filters of warnings are restored, too: libraries change them at import, so they are not
     named.
@@ -143,11 +119,9 @@ def kept_switches() -> Iterator[list[str]]:
     changed: list[str] = []
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
-        stack.enter_context(_kept_descriptors(changed))
         stack.enter_context(_kept_variables(changed))
-        stack.enter_context(_kept(_OF_PROCESS, changed))
+        stack.enter_context(_kept((_DIRECTORY,), changed))
         stack.enter_context(kept_torch_switches(changed))
-        stack.enter_context(_unclosable_streams(changed))
         yield changed
 
 
@@ -178,34 +152,6 @@ def _restore(before: list[tuple[_Switch, Any]], changed: list[str]) -> None:
         if switch.read() != value:
             switch.write(value)
             changed.append(switch.name)
-
-
-class _Unclosable:
-    """A standard stream that a plugin cannot close; one that keeps it can still write."""
-
-    def __init__(self, stream: Any, changed: list[str]) -> None:
-        self._stream, self._changed = stream, changed
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def close(self) -> None:
-        """Leave the stream open."""
-        self._changed.append("the standard streams")
-
-
-@contextlib.contextmanager
-def _unclosable_streams(changed: list[str]) -> Iterator[None]:
-    names = ("stdin", "stdout", "stderr")
-    guards = {name: _Unclosable(stream, changed) for name in names if (stream := getattr(sys, name)) is not None}
-    for name, guard in guards.items():
-        setattr(sys, name, guard)
-    try:
-        yield
-    finally:
-        for name, guard in guards.items():
-            if getattr(sys, name) is guard:
-                setattr(sys, name, guard._stream)
 
 
 @contextlib.contextmanager
@@ -245,25 +191,3 @@ def _set_by_others() -> Iterator[set[str]]:
         yield found
     finally:
         os.putenv, os.unsetenv = before
-
-
-@contextlib.contextmanager
-def _kept_descriptors(changed: list[str]) -> Iterator[None]:
-    """Reopen standard input, output and error if they are closed or replaced."""
-    kept = {descriptor: os.dup(descriptor) for descriptor in range(3) if _file_of(descriptor) is not None}
-    try:
-        yield
-    finally:
-        for descriptor, copy in kept.items():
-            if _file_of(descriptor) != _file_of(copy):
-                os.dup2(copy, descriptor)
-                changed.append(f"file descriptor {descriptor}")
-            os.close(copy)
-
-
-def _file_of(descriptor: int) -> tuple[int, int] | None:
-    try:
-        status = os.fstat(descriptor)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino

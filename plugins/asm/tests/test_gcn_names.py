@@ -1,9 +1,6 @@
 """Test configurations of generated kernels, their registers and predicted costs."""
 
 import itertools
-import subprocess
-import sys
-from pathlib import Path
 
 import attrs
 import pytest
@@ -135,15 +132,3 @@ def test_limits_of_a_compute_unit(failing):
             ("gfx950", "96x128_pf3", 1),  # 112 KiB of 160; registers have room for four
         ],
     )
-
-
-@pytest.mark.nightly
-def test_the_page_of_results_is_of_these_kernels():
-    """The page of results matches the generator."""
-    root = Path(__file__).parents[3]
-    page = root / "benchmarks" / "results" / "asm-kernels" / "README.md"
-    if not page.exists():
-        pytest.skip("benchmarks not found")
-    command = [sys.executable, str(root / "benchmarks" / "asm_kernels.py"), "-o", str(page.parent), "--check"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr + f"run python benchmarks/asm_kernels.py -o {page.parent}"

@@ -13,16 +13,27 @@ from tunedgemm.plugin import PluginError
 from tunedgemm_ck import toolchain
 from tunedgemm_ck.build import Target
 from tunedgemm_ck.cutlass import FAMILY
+from tunedgemm_ck.cutlass.kernels import KERNELS, SM80, SM90, SM100, SM120
 from tunedgemm_ck.cutlass.names import CutlassInstance, parse_name
 from tunedgemm_ck.native import load_object
 from tunedgemm_ck.problem import Problem
 
 SCALED = Problem("a8w8", "sm_90", "fp8_e4m3fn", "fp16", "fp32", "row")
 BLOCKS = Problem("a8w8_blockscale", "sm_90", "fp8_e4m3fn", "bf16", scale="block")
+#: Kernels -> their matrix instruction in PTX. CUTLASS compiles operands that an architecture lacks
+#: into a kernel without one.
+INSTRUCTIONS = {
+    SM80: "mma.sync.aligned.m16n8k16",
+    SM90: "wgmma.mma_async.sync.aligned",
+    SM100: "tcgen05.mma.cta_group",
+    SM120: "mma.sync.aligned.kind::f8f6f4.m16n8k32",
+}
 #: The folder of headers in the environment; "" for those of the wheel.
 INCLUDE = os.environ.get(toolchain.CUTLASS_INCLUDE, "")
 #: Sizes of the call, all different; the last block of scales along K is partial.
 M, N, K, BATCHES = 48, 384, 320, 3
+#: K of block scales on architectures that need whole blocks.
+K_BLOCKS = {"sm_121": 384}
 #: Rows of a padded column of M-major scales, of M or one row less.
 M_PADDED = 48
 
@@ -66,7 +77,17 @@ int main() {
   spot("D", arguments.epilogue.dD, kSwap ? 9 : 5, kSwap ? 5 : 9, 2);  // row 5 and column 9 of the output
   std::printf("sizes %d %d %d %d\\n", int(cute::get<0>(arguments.problem_shape)), int(cute::get<1>(arguments.problem_shape)),
               int(cute::get<2>(arguments.problem_shape)), int(cute::get<3>(arguments.problem_shape)));
-  std::printf("fits %d\\n", int(Kernel::can_implement(arguments)));
+  bool fits = Kernel::can_implement(arguments);
+  for (int64_t m : {1, 3, 129}) {
+    for (int64_t n : {STEP, 9 * STEP}) {
+      for (int64_t k : {STEP, 9 * STEP}) {
+        TunedGemmCall other = call;
+        other.m = m, other.n = n, other.k = k;
+        fits = fits && Kernel::can_implement(to_arguments(other, 132));
+      }
+    }
+  }
+  std::printf("fits %d\\n", int(fits));
   std::printf("swizzles %d %d %d\\n", swizzle({128 * 32, 128 * 64, 64, 1}, 132), swizzle({128 * 12, 128 * 28, 64, 1}, 132),
               swizzle({128 * 33, 128 * 64, 64, 1}, 132));
   scales(mainloop);
@@ -143,7 +164,8 @@ def _read_arguments(instance: CutlassInstance, problem: Problem, batches: int, f
     target = Target(FAMILY, instance, problem, toolchain.cuda)
     text = target.source
     text = text[: text.index("// ---- what launch.h asks for")] + "}  // namespace tunedgemm\n"
-    return _printed(target, text + _MAIN.replace("SIZES", f"{M}, {N}, {K}, {batches}"), folder)
+    step = 128 if problem.scale == "block" and problem.gfx in K_BLOCKS else 16
+    return _printed(target, text + _MAIN.replace("SIZES", f"{M}, {N}, {K}, {batches}").replace("STEP", str(step)), folder)
 
 
 def _printed(target: Target, text: str, folder: Path) -> dict[str, str]:
@@ -159,12 +181,21 @@ def _printed(target: Target, text: str, folder: Path) -> dict[str, str]:
     return found
 
 
+#: Architecture -> an instance of its kernels for fp8; that of sm_100 is one of two blocks.
+KINDS = {
+    "sm_90": CutlassInstance(128, 128, 128),
+    "sm_100": CutlassInstance(128, 128, 128, (2, 1), "2sm"),
+    "sm_121": CutlassInstance(128, 128, 128),
+}
+both_sides = pytest.mark.parametrize(("gfx", "swap"), [("sm_90", False), ("sm_90", True), ("sm_100", True), ("sm_121", False)])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("swap", [False, True])
-def test_scales_and_bias_run_along_their_side(swap: bool, tmp_path: Path) -> None:
+@both_sides
+def test_scales_and_bias_run_along_their_side(gfx: str, swap: bool, tmp_path: Path) -> None:
     """Scales and bias have one value per row of x or of the weight, and the right batch stride."""
-    problem = Problem("batched_a8w8", "sm_90", "int8", "bf16", "fp32", "row")
-    printed = _read_arguments(CutlassInstance(128, 128, 128, swap=swap), problem, BATCHES, tmp_path)
+    problem = Problem("batched_a8w8", gfx, "fp8_e4m3fn", "bf16", "fp32", "row")
+    printed = _read_arguments(attrs.evolve(KINDS[gfx], swap=swap), problem, BATCHES, tmp_path)
     assert (int(printed["A"]), int(printed["B"])) == ((32, 16) if swap else (16, 32))
     assert printed["sizes"] == (f"{N} {M} {K} {BATCHES}" if swap else f"{M} {N} {K} {BATCHES}")
     assert int(printed["A@"]) == 5 * K + 9 + 2 * K * (N if swap else M)
@@ -178,10 +209,11 @@ def test_scales_and_bias_run_along_their_side(swap: bool, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("swap", [False, True])
-def test_block_scales_are_row_major(swap: bool, tmp_path: Path) -> None:
-    """Block scales are row-major, with a short last block of K."""
-    printed = _read_arguments(CutlassInstance(128, 128, 128, swap=swap), BLOCKS, 1, tmp_path)
+@both_sides
+def test_block_scales_are_row_major(gfx: str, swap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Block scales are row-major, with a short last block of K where the kernels have it."""
+    monkeypatch.setitem(globals(), "K", K_BLOCKS.get(gfx, K))
+    printed = _read_arguments(attrs.evolve(KINDS[gfx], swap=swap), attrs.evolve(BLOCKS, gfx=gfx), 1, tmp_path)
     assert (int(printed["SFA"]), int(printed["SFB"])) == ((64, 48) if swap else (48, 64))
     of_x, of_weight = 7 * 3 + 2, 300 // 128 * 3 + 2
     assert (int(printed["SFA@"]), int(printed["SFB@"])) == ((of_weight, of_x) if swap else (of_x, of_weight))
@@ -190,12 +222,13 @@ def test_block_scales_are_row_major(swap: bool, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("m", [M, M - 1])
-@pytest.mark.parametrize("swap", [False, True])
-def test_block_scales_of_x_may_be_m_major(swap: bool, m: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@both_sides
+def test_block_scales_of_x_may_be_m_major(gfx: str, swap: bool, m: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """M-major scales of x have whole columns of four rows; those of the weight stay row-major."""
     monkeypatch.setitem(globals(), "M", m)
-    problem = attrs.evolve(BLOCKS, m_major=True)
-    printed = _read_arguments(CutlassInstance(128, 128, 128, swap=swap), problem, 1, tmp_path)
+    monkeypatch.setitem(globals(), "K", K_BLOCKS.get(gfx, K))
+    problem = attrs.evolve(BLOCKS, gfx=gfx, m_major=True)
+    printed = _read_arguments(attrs.evolve(KINDS[gfx], swap=swap), problem, 1, tmp_path)
     of_x, of_weight = 7 + 2 * M_PADDED, 300 // 128 * 3 + 2
     assert (int(printed["SFA@"]), int(printed["SFB@"])) == ((of_weight, of_x) if swap else (of_x, of_weight))
     assert printed["sizes"] == (f"{N} {m} {K} 1" if swap else f"{m} {N} {K} 1")
@@ -251,14 +284,24 @@ def test_an_expert_gets_its_rows_weight_and_scales(stage: int, swap: bool, tmp_p
         ("128x128x128_1x1_cooperative_persistent_r1", attrs.evolve(BLOCKS, m_major=True)),
         ("128x16x128_1x1_pingpong_persistent_swap_r1", attrs.evolve(BLOCKS, m_major=True)),
         ("128x128x32_1x1_multistage_single_w2x2_s4_r1", Problem("a16w16", "sm_80", "bf16", "bf16", "bf16")),
+        ("128x256x64_2x1_2sm_persistent_r1", Problem("a16w16", "sm_100", "bf16", "bf16", "fp32")),
+        ("128x16x256_1x1_1sm_streamk_swap_r1", attrs.evolve(SCALED, gfx="sm_103")),
+        ("128x64x128_2x1_2sm_persistent_swap_r1", attrs.evolve(BLOCKS, gfx="sm_100", m_major=True)),
+        ("128x128x128_1x1_cooperative_persistent_r1", attrs.evolve(SCALED, gfx="sm_120")),
+        ("64x128x128_1x1_pingpong_persistent_r1", attrs.evolve(BLOCKS, gfx="sm_121")),
     ],
 )
 def test_sources_compile_without_spills(name: str, problem: Problem, tmp_path: Path) -> None:
-    """An object exports two functions, spills no register, and does not serialise wgmma."""
+    """An object has its architecture's matrix instruction and two functions, spills no register,
+    and does not serialise wgmma.
+    """
     target = Target(FAMILY, parse_name(name, problem.op), problem, toolchain.cuda)
     source, made = tmp_path / "kernel.cu", tmp_path / "kernel.so"
     source.write_text(target.source, "utf-8")
-    said = compiled(source, made, target, "-Xptxas=-v")
+    said = compiled(source, made, target, "-Xptxas=-v", "-keep", f"-keep-dir={tmp_path}")
+    kernels = KERNELS[problem.gfx][problem.q_dtype or problem.dtype]
+    (code,) = [each for each in tmp_path.glob("*.ptx") if INSTRUCTIONS[kernels] in each.read_text()]
+    assert ("cta_group::2" in code.read_text()) == ("2sm" in name)
     spills = re.findall(r"(\d+) bytes spill stores", said)
     assert spills
     assert set(spills) == {"0"}

@@ -1,4 +1,4 @@
-"""Check CUTLASS's instances on a Hopper GPU."""
+"""Check CUTLASS's instances on a Hopper or Blackwell GPU."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tunedgemm.testing.launching import bind_launcher, draw_operands, fault_of, 
 from tunedgemm.testing.sharing import differing_calls, fault_of_graphs, fault_of_threads
 from tunedgemm_ck import cutlass
 
-if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-    pytest.skip("no Hopper GPU found", allow_module_level=True)
+if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0):
+    pytest.skip("no Hopper or Blackwell GPU found", allow_module_level=True)
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiling")]
 
 #: One of each kind of operands and output.
@@ -41,7 +41,7 @@ def few(shape: Shape, device: Device) -> list[Solution]:
     ways: dict[tuple[bool, ...], Solution] = {}
     for solution in listed:
         name = solution.kernel_name
-        ways.setdefault((solution.split_k > 1, *(way in name for way in ("_swap", "streamk", "cooperative", "_fast"))), solution)
+        ways.setdefault((solution.split_k > 1, *(way in name for way in ("_swap", "streamk", "cooperative", "2sm", "_fast"))), solution)
     return list(dict.fromkeys([*listed[:FEW], *ways.values()]))
 
 

@@ -10,16 +10,16 @@ from tunedgemm_ck.cutlass.names import EXAMPLE, REVISION, CutlassInstance, parse
 from tunedgemm_ck.cutlass.space import listed_instances
 
 SPACES = [("sm_80", "int8", False), ("sm_80", "bf16", False), ("sm_90", "bf16", False), ("sm_90", "int8", False)]
-SPACES += [("sm_90", "fp8_e4m3fn", blocks) for blocks in (False, True)]
+SPACES += [(gfx, "fp8_e4m3fn", blocks) for gfx in ("sm_90", "sm_100", "sm_120") for blocks in (False, True)] + [("sm_100", "bf16", False)]
 
 
 def test_names_are_unique() -> None:
     """A name rebuilds all parameters, and no two instances of the full space share one."""
     for gfx, dtype, blocks in SPACES:
-        every = listed_instances(gfx, dtype, blocks, True, dtype.startswith("fp8") and not blocks)
+        every = listed_instances(gfx, dtype, blocks, True, gfx == "sm_90" and dtype.startswith("fp8") and not blocks)
         assert [parse_name(each.name, "a16w16") for each in every] == list(every)
         assert len({each.name for each in every}) == len(every)
-        assert len(every) > (20 if blocks or gfx == "sm_80" else 150)
+        assert len(every) > (10 if blocks or gfx in ("sm_80", "sm_120") else 100)
 
 
 def test_names_read_as_they_are_documented() -> None:
@@ -28,6 +28,7 @@ def test_names_read_as_they_are_documented() -> None:
     assert CutlassInstance(64, 16, 128, schedule="plain", scheduler="single", swap=True).name == "64x16x128_1x1_plain_single_swap_r1"
     fast = CutlassInstance(128, 256, 128, (2, 1), swap=True, fast=True)
     assert fast.name == "128x256x128_2x1_cooperative_persistent_fast_swap_r1"
+    assert CutlassInstance(128, 256, 64, (2, 1), "2sm").name == "128x256x64_2x1_2sm_persistent_r1"
     ampere = CutlassInstance(128, 64, 32, schedule="multistage", scheduler="single", warps=(2, 2), stages=4)
     assert ampere.name == "128x64x32_1x1_multistage_single_w2x2_s4_r1"
 
@@ -39,7 +40,11 @@ def test_other_names_are_refused_with_what_is_unknown() -> None:
         ("128x256x64_2x1_cooperative_streamk_r1_x", "names look like"),
         ("128x40x64_1x1_pingpong_persistent_r1", "tile_n must be one of 16, 32, 64, 80, 96, 128, 160, 192, 224, 256 (got 40)"),
         ("128x128x64_4x1_pingpong_persistent_r1", "cluster must be one of 1x1, 2x1, 1x2 (got 4x1)"),
-        ("128x128x64_1x1_sleepy_persistent_r1", "schedule must be one of cooperative, pingpong, plain, multistage (got sleepy)"),
+        ("128x128x64_1x1_sleepy_persistent_r1", "schedule must be one of cooperative, pingpong, plain, multistage, 1sm, 2sm (got sleepy)"),
+        ("128x128x64_1x1_2sm_persistent_r1", "schedule 2sm needs tile_m of 128 and cluster 2x1, and has no fast sums"),
+        ("256x128x64_1x1_1sm_persistent_r1", "schedule 1sm needs tile_m of 64 or 128, and has no fast sums"),
+        ("128x96x64_1x1_1sm_persistent_r1", "tile_n of 16, 32 or a multiple of 64 (got 96)"),
+        ("128x128x64_1x1_1sm_single_r1", "schedule 1sm needs scheduler persistent or streamk (got single)"),
         ("128x128x64_1x1_pingpong_streamk_r1", "schedule pingpong needs scheduler persistent (got streamk)"),
         ("64x128x64_1x1_cooperative_persistent_r1", "needs tile_m of 128 or more"),
         ("128x256x64_1x1_pingpong_persistent_r1", "256 accumulators per thread exceed 128"),

@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 from tunedgemm.plugin import Device, PluginError, Shape
 from tunedgemm_ck.cutlass import FAMILY
 from tunedgemm_ck.cutlass.cost import cost_of, tiles_of
+from tunedgemm_ck.cutlass.kernels import KERNELS, SM80, SM90, SM100, SM120
 from tunedgemm_ck.cutlass.limits import OPS, unfit, unsupported
 from tunedgemm_ck.cutlass.names import CutlassInstance, parse_name
 from tunedgemm_ck.cutlass.space import enumerate_instances, enumerate_neighbours, listed_instances
 
 HOPPER, AMPERE = Device("sm_90", 132), Device("sm_80", 108)
+B200, B300, RTX, GB10 = Device("sm_100", 148), Device("sm_103", 148), Device("sm_120", 188), Device("sm_121", 48)
+BLACKWELL = (B200, B300, RTX, GB10, Device("sm_110", 20))
 
 
 def _shape(op: str, m: int, n: int, k: int, **fields: Any) -> Shape:
@@ -50,8 +53,8 @@ def test_an_op_has_24_instances_at_most() -> None:
             assert 16 <= len(listed) <= 24
 
 
-@given(SHAPES, st.sampled_from((HOPPER, AMPERE)), st.booleans())
-@settings(max_examples=60, deadline=None)
+@given(SHAPES, st.sampled_from((HOPPER, AMPERE, *BLACKWELL)), st.booleans())
+@settings(max_examples=100, deadline=None)
 def test_every_listed_instance_fits_and_is_listed_once(shape: Shape, device: Device, full: bool) -> None:
     """Listed instances are unique, fit, and have rising costs; a supported shape has some."""
     listed = list(enumerate_instances(shape, device, full))
@@ -62,18 +65,47 @@ def test_every_listed_instance_fits_and_is_listed_once(shape: Shape, device: Dev
     assert bool(listed) == (unsupported(shape, device) is None)
 
 
-def test_few_rows_get_swapped_operands_first() -> None:
+@pytest.mark.parametrize("gfx", sorted(KERNELS))
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "int8", "fp8_e4m3fn"])
+def test_an_architecture_gets_kernels_that_it_has(gfx: str, dtype: str) -> None:
+    """Kernels have the tensor core instructions of the architecture; others run those of sm_80."""
+    fp8 = dtype == "fp8_e4m3fn"
+    wanted = {"sm_90": SM90, "sm_100": SM100, "sm_110": SM100, "sm_103": SM80 if dtype == "int8" else SM100}.get(gfx, SM80)
+    if fp8 and gfx in ("sm_120", "sm_121"):
+        wanted = SM120
+    assert KERNELS[gfx].get(dtype) == (None if fp8 and wanted == SM80 else wanted)
+    if dtype in KERNELS[gfx]:
+        every, listed = (set(listed_instances(gfx, dtype, False, full)) for full in (True, False))
+        assert {each.schedule for each in every} == set(wanted.schedules)
+        assert {each.cluster for each in every} == set(wanted.clusters)
+        assert not [each for each in every | listed if wanted.lack(each)]
+        assert 6 <= len(listed) <= 24
+
+
+def test_two_blocks_multiply_one_tile_in_a_cluster() -> None:
+    """Instances of two blocks are clusters of two; B200 gets them first for many rows."""
+    for op in sorted(OPS):
+        listed = list(enumerate_instances(_shape(op, 8192, 8192, 8192), B200, False))
+        assert listed[0][0].schedule == "2sm"
+        assert all((each.schedule != "2sm" or each.cluster == (2, 1)) and not each.fast for each, _ in listed)
+
+
+@pytest.mark.parametrize("device", [HOPPER, B200, B300, RTX, GB10])
+def test_few_rows_get_swapped_operands_first(device: Device) -> None:
     """Few rows get swapped operands first: a tile of 128 rows would be mostly empty."""
     for op in sorted(OPS):
-        first, _ = next(iter(enumerate_instances(_shape(op, 8, 4096, 4096), HOPPER, False)))
-        assert first.swap
-        assert first.tile_n == 16
+        shape = _shape(op, 8, 4096, 4096, dtype=OPS[op][0][-1])
+        if KERNELS[device.gfx][shape.dtype] != SM80:
+            first, _ = next(iter(enumerate_instances(shape, device, False)))
+            assert first.swap
+            assert first.tile_n == (16 if device in (HOPPER, B200, B300) else 32)
 
 
-def test_many_rows_get_large_tiles_first() -> None:
+@pytest.mark.parametrize("device", [HOPPER, *BLACKWELL])
+def test_many_rows_get_large_tiles_first(device: Device) -> None:
     """Many rows get tiles of at least 128 x 128 first, which the tensor cores bound."""
     for op in sorted(OPS):
-        first, split = next(iter(enumerate_instances(_shape(op, 8192, 8192, 8192), HOPPER, False)))
+        first, split = next(iter(enumerate_instances(_shape(op, 8192, 8192, 8192), device, False)))
         assert first.tile_m * first.tile_n >= 128 * 128
         assert split == 0
 
@@ -130,7 +162,10 @@ def test_refusals_have_reasons() -> None:
         (_shape("a8w8", 16, 256, 64, dtype="fp8_e4m3fnuz"), "sm_90", "must be int8 or fp8_e4m3fn"),
         (_shape("a8w8", 16, 256, 64, dtype="fp8_e4m3fn"), "sm_89", "must be bf16, fp16, int8 (got fp8_e4m3fn)"),
         (_shape("a8w8_blockscale", 16, 256, 256), "sm_80", "must be bf16, fp16, int8 (got fp8_e4m3fn)"),
-        (_shape("a16w16", 16, 256, 64), "sm_100", "(got sm_100)"),
+        (_shape("a8w8_blockscale", 16, 256, 256), "sm_86", "must be bf16, fp16, int8 (got fp8_e4m3fn)"),
+        (_shape("a8w8_blockscale", 16, 256, 320), "sm_120", "need N and K of 128 (got N=256, K=320)"),
+        (_shape("a8w8_blockscale", 16, 192, 256), "sm_121", "need N and K of 128 (got N=192, K=256)"),
+        (_shape("a16w16", 16, 256, 64), "sm_75", "(got sm_75)"),
         (_shape("a16w16", 16, 256, 64), "gfx942", "(got gfx942)"),
         (Shape("a8w8_bpreshuffle", 16, 256, 64, "int8", scale="row"), "sm_90", "op a8w8_bpreshuffle is not supported"),
         (_shape("a16w16", (1 << 31) - 1, 64, 1024), "sm_90", "an operand may have"),
@@ -149,7 +184,11 @@ def test_unfit_instances_have_reasons() -> None:
         (CutlassInstance(128, 128, 64, scheduler="streamk"), 33, "splitK must be in 0..32"),
         (CutlassInstance(128, 128, 64, scheduler="streamk"), 32, "fewer than 4 steps"),
         (CutlassInstance(128, 256, 128), 0, "of shared memory"),
-        (CutlassInstance(64, 64, 32, schedule="multistage", scheduler="single", warps=(2, 2), stages=3), 0, "is not supported on sm_90"),
+        (
+            CutlassInstance(64, 64, 32, schedule="multistage", scheduler="single", warps=(2, 2), stages=3),
+            0,
+            "does not have schedule multistage on sm_90",
+        ),
     ]
     for instance, split, reason in cases:
         shape = _shape("a16w16", 256, 256, 4096)
@@ -162,6 +201,31 @@ def test_a_grid_has_its_limits() -> None:
     shape, plain = _shape("a16w16", 2_000_000, 256, 256), CutlassInstance(64, 16, 128, schedule="plain", scheduler="single", swap=True)
     assert "65535 tiles" in unfit(plain, 0, shape, HOPPER)
     assert unfit(CutlassInstance(64, 16, 128, schedule="pingpong", swap=True), 0, shape, HOPPER) is None
+
+
+def test_blackwell_s_grids_have_a_block_for_each_tile() -> None:
+    """Persistent blocks of Blackwell are limited as blocks of one tile are, and so are parts."""
+    shape, batch = _shape("a16w16", 2_000_000, 256, 256), _shape("batched_bf16", 64, 256, 4096, extra={"B": 40000})
+    assert "65535 tiles" in unfit(CutlassInstance(64, 16, 64, schedule="1sm", swap=True), 0, shape, B200)
+    assert "parts of the batch" in unfit(CutlassInstance(128, 64, 64, schedule="1sm", scheduler="streamk"), 2, batch, B200)
+    assert "parts" not in str(unfit(CutlassInstance(128, 64, 64, scheduler="streamk"), 2, batch, HOPPER))
+
+
+def test_instances_of_blackwell_have_its_limits() -> None:
+    """Fast sums, clusters, tiles and schedules that Blackwell lacks have a reason."""
+    fp8 = _shape("a8w8", 256, 4096, 4096, dtype="fp8_e4m3fn")
+    cases = [
+        (CutlassInstance(128, 128, 128, fast=True), RTX, "fast sums need fp8 on sm_90"),
+        (CutlassInstance(128, 128, 128, (2, 1)), GB10, "CUTLASS does not have clusters on sm_121 for fp8_e4m3fn"),
+        (CutlassInstance(128, 80, 128), RTX, "does not have a tile of 128 x 80 on sm_120"),
+        (CutlassInstance(128, 128, 128), B300, "does not have schedule cooperative on sm_103 for fp8_e4m3fn"),
+        (CutlassInstance(128, 128, 128, schedule="1sm"), RTX, "does not have schedule 1sm on sm_120"),
+        (CutlassInstance(128, 256, 256, schedule="1sm"), B200, "of shared memory"),
+    ]
+    for instance, device, reason in cases:
+        assert reason in unfit(instance, 0, fp8, device)
+    scaled = _shape("a8w8_blockscale", 256, 4096, 4096)
+    assert "sums fit registers" in unfit(CutlassInstance(128, 256, 128, schedule="1sm", swap=True), 0, scaled, B200)
 
 
 def test_fp8_has_half_the_accumulators() -> None:

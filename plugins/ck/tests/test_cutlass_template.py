@@ -77,6 +77,27 @@ def test_sources_state_the_problem_and_the_instance() -> None:
     )
 
 
+def test_blackwell_has_the_same_sources_with_its_architecture() -> None:
+    """Sources of Blackwell name its architecture and the tile of a pair; those of Hopper do not."""
+    pair, one = CutlassInstance(128, 64, 128, (2, 1), "2sm"), CutlassInstance(128, 64, 128)
+    cases = [
+        (pair, "sm_100", "row", "cutlass::arch::Sm100;", "KernelTmaWarpSpecialized2SmSm100;", 256),
+        (pair, "sm_103", "block", "cutlass::arch::Sm100;", "KernelTmaWarpSpecializedBlockwise2SmSm100;", 256),
+        (one, "sm_120", "row", "cutlass::arch::Sm120;", "KernelTmaWarpSpecializedCooperative;", 128),
+        (one, "sm_121", "block", "cutlass::arch::Sm120;", "KernelTmaWarpSpecializedBlockwiseCooperativeSm120;", 128),
+    ]
+    for instance, gfx, scale, *said, rows in cases:
+        text = render(instance, attrs.evolve(SCALED, gfx=gfx, scale=scale, m_major=scale == "block"))
+        assert all(f" = {each}" in text for each in (said[0], f"cutlass::gemm::{said[1]}"))
+        assert f"MmaTile = cute::Shape<cute::Int<{rows}>, cute::Int<64>" in text
+        assert "Tile = cute::Shape<cute::Int<128>, cute::Int<64>" in text
+        assert "cutlass::arch::Sm90" not in text
+    hopper = render(one, SCALED)
+    assert hopper.count("cutlass::arch::Sm90") == 2
+    assert "instance::Arch" not in hopper
+    assert "MmaTile" not in hopper
+
+
 def test_tiles_of_further_columns_are_compiled_with_their_instructions() -> None:
     """Only tiles that need extended shapes are compiled with them."""
     for columns, further in [(128, False), (160, True), (192, False), (224, True), (80, True)]:

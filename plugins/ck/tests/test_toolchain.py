@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shutil
 
+import attrs
 import pytest
 from tunedgemm.plugin import PluginError
 from tunedgemm_ck import toolchain
@@ -56,12 +57,15 @@ def test_without_headers_the_error_says_what_to_install(fakes, monkeypatch, tmp_
         toolchain.hip(BF16)
 
 
-def test_an_old_nvcc_is_refused(fakes, monkeypatch):
-    """nvcc of CUDA 11 is refused."""
-    monkeypatch.setenv("FAKE_CK_VERSION", "11.8.89")
+@pytest.mark.parametrize(
+    ("gfx", "version", "needs"), [("sm_90", "11.8.89", "12.0"), ("sm_100", "12.6.1", "12.8"), ("sm_103", "12.8.9", "12.9")]
+)
+def test_an_old_nvcc_is_refused(fakes, monkeypatch, gfx, version, needs):
+    """An nvcc older than the architecture is refused."""
+    monkeypatch.setenv("FAKE_CK_VERSION", version)
     toolchain._version_of.cache_clear()
-    with pytest.raises(PluginError, match=r"sm_90a needs CUDA 12\.0 or newer \(got 11\.8\.89\)"):
-        toolchain.cuda(BF16)
+    with pytest.raises(PluginError, match=f"{gfx} needs CUDA {needs} or newer .got {version}."):
+        toolchain.cuda(attrs.evolve(BF16, gfx=gfx))
     toolchain._version_of.cache_clear()
 
 
@@ -106,6 +110,7 @@ def test_the_command_names_architecture_flags_headers_and_files(fakes, tmp_path)
     cases = [
         (toolchain.cuda, "sm_90", ["-gencode", "arch=compute_90a,code=sm_90a"]),
         (toolchain.cuda, "sm_80", ["-gencode", "arch=compute_80,code=sm_80"]),
+        (toolchain.cuda, "sm_103", ["-gencode", "arch=compute_103a,code=sm_103a"]),
         (toolchain.hip, "gfx942", ["--offload-arch=gfx942"]),
     ]
     for find, gfx, wanted in cases:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import attrs
 from tunedgemm.plugin import PluginError
-from tunedgemm.tools import expanded
+from tunedgemm.tools import ARCHITECTURES, expanded
 
 from tunedgemm_ck.problem import Problem
 
@@ -21,8 +21,8 @@ from tunedgemm_ck.problem import Problem
 FP4_CLANG = "GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH"
 #: CMake's variables for the compilers, and the variables for the headers.
 NVCC, HIPCC, CUTLASS_INCLUDE, CK_INCLUDE = "CUDACXX", "HIPCXX", "CUTLASS_INCLUDE", "CK_INCLUDE"
-#: The first nvcc that supports sm_90a.
-OLDEST_NVCC = (12, 0)
+#: The first nvcc that supports each architecture.
+OLDEST_NVCC = {"sm_100": (12, 8), "sm_120": (12, 8), "sm_103": (12, 9), "sm_121": (12, 9), "sm_110": (13, 0)}
 
 #: Objects are loaded together with torch and with each other. Exported symbols, such as those of
 #: the linked-in runtime, would resolve to another object's. The same holds for static variables of
@@ -71,11 +71,11 @@ def cuda(problem: Problem) -> Toolchain:
     Raises:
         PluginError: one of them is missing or too old.
     """
-    del problem
     compiler = _first_existing(_nvccs(), f"nvcc not found; install the CUDA toolkit or set {NVCC}")
     version = _version(compiler)
-    if tuple(map(int, version.split(".")[:2])) < OLDEST_NVCC:
-        raise PluginError(f"{compiler}: sm_90a needs CUDA {OLDEST_NVCC[0]}.{OLDEST_NVCC[1]} or newer (got {version}); set {NVCC}")
+    oldest = OLDEST_NVCC.get(problem.gfx, (12, 0))
+    if tuple(map(int, version.split(".")[:2])) < oldest:
+        raise PluginError(f"{compiler}: {problem.gfx} needs CUDA {oldest[0]}.{oldest[1]} or newer (got {version}); set {NVCC}")
     include = _first_existing(
         (folder for folder in _cutlass() if (folder / "cutlass" / "version.h").is_file()),
         f"CUTLASS headers not found; pip install 'tunedgemm-ck[cutlass]' or set {CUTLASS_INCLUDE}",
@@ -89,9 +89,9 @@ def cuda(problem: Problem) -> Toolchain:
 
 
 def _sm(gfx: str) -> tuple[str, ...]:
-    """Return the options for exactly this architecture; sm_90a on Hopper."""
+    """Return the options for exactly this architecture, with its own instructions since sm_90a."""
     number = gfx.removeprefix("sm_")
-    number += "a" * (number == "90")
+    number += "a" * ARCHITECTURES[gfx].tma
     return ("-gencode", f"arch=compute_{number},code=sm_{number}")
 
 

@@ -63,7 +63,7 @@ def test_limits_of_fp8(changes: dict[str, object], reason: str) -> None:
 
 
 def test_other_architectures_are_refused() -> None:
-    """On sm_100 the library rounds scales to powers of two."""
+    """On sm_100 the library traps at scales other than powers of two."""
     for gfx in ("sm_80", "sm_100", "gfx942", "cpu-avx2"):
         assert f"architecture must be sm_90 (got {gfx})" in str(limits.supports(PLAIN, Device(gfx, 132)))
 

@@ -15,7 +15,7 @@ OPS = {
 _EXPERT_WORDS = {"q_dtype_w": "fp8_e4m3fn", "q_type": "per_1x128", "act": "silu"}
 #: Most experts and pairs of a token: one program counts all of them, or reads all of a token's.
 _MOST_EXPERTS, _MOST_TOPK = 1024, 32
-#: Architectures: those of wgmma. On sm_100 the library rounds float32 scales to powers of two.
+#: Architectures: those of wgmma. On sm_100 the library traps at scales other than powers of two.
 GFX = ARCHITECTURES.having(matrix="wgmma")
 _NEEDS = ("deep_gemm 2.4 or newer, or a vLLM with it", "nvcc of CUDA 12.3 or newer")
 PLATFORMS = (

@@ -6,7 +6,7 @@ from tunedgemm.plugin import Device, Shape
 from tunedgemm.tools import ops
 from tunedgemm_triton.families import family_of
 from tunedgemm_triton.names import Streamk
-from tunedgemm_triton.resources import grid_of, partial_bytes
+from tunedgemm_triton.resources import grid_of, partial_bytes, resident
 
 MOE = ops()["fmoe"].examples
 
@@ -22,6 +22,13 @@ def test_streamk_keeps_partial_sums_for_every_program() -> None:
         assert partial_bytes(kernel, 1, shape, device) == programs * 2 * kernel.block_m * kernel.block_n * 4
 
 
+def test_two_programs_share_tensor_memory() -> None:
+    """A program whose accumulators take all columns is alone, though shared memory has room."""
+    shape = Shape("a16w16", 4096, 4096, 8192)
+    for kernel, programs in ((Streamk(128, 128, 64, 8, 8, 3), 2), (Streamk(64, 256, 64, 8, 4, 2), 1)):
+        assert [resident(kernel, shape, Device(gfx, 148)) for gfx in ("sm_100", "sm_90")] == [programs, 2]
+
+
 WIDE = Shape("a16w16", 4096, 2112, 7168)
 BLOCKS = Shape("a8w8_blockscale", 64, 512, 512, "fp8_e4m3fn", "bf16", scale="block")
 UNFIT = [
@@ -31,6 +38,7 @@ UNFIT = [
     ("tma_r2_m128n128k64_g8_w4s4_ws", 1, Shape("batched_bf16", 500, 512, 512, extra={"B": 4}), "sm_90", "batches"),
     ("tma_r2_m128n128k64_g8_w8s4_ws", 1, WIDE, "sm_90", "num_warps 4"),
     ("tma_r2_m128n128k64_g8_w4s4_ws", 2, WIDE, "sm_90", "do not split K"),
+    ("tma_r2_m128n128k64_g8_w8s4_ws", 1, WIDE, "sm_120", "wgmma or tcgen05"),
     ("tma_r1_m128n128k64_g8_w4s4", 1, WIDE, "gfx942", "no tensor memory accelerator"),
     ("tma_r1_m128n128k64_g8_w4s4", 1, Shape("a16w16", 64, 512, 501), "sm_90", "multiple of 8"),
     ("gemm_r1_m64n64k256_g8_w4s3", 1, BLOCKS, "sm_90", "within one block of scales"),

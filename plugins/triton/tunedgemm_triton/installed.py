@@ -17,9 +17,9 @@ _DISTRIBUTIONS = ("triton", "triton-rocm", "pytorch-triton-rocm")
 #: The oldest version that serves, and the newest whose code and launcher were checked.
 _OLDEST, _NEWEST = (3, 6), (3, 9)
 KNOWN = "Triton {}.{} to {}.{}".format(*_OLDEST, *_NEWEST)
-#: Architectures and the first Triton that compiles for them, of 3.6, 3.8 and 3.9: whose ptxas knows
-#: sm_107 or sm_110, or which emits the matrix instructions of gfx1250.
-SINCE = {"sm_107": (3, 9), "sm_110": (3, 8), "gfx1250": (3, 8)}
+#: Architectures, or uses, and the first Triton that compiles for them, of 3.6, 3.8 and 3.9: whose
+#: ptxas knows sm_107 or sm_110, or which emits the matrix instructions of gfx1250.
+SINCE = {"sm_107": (3, 9), "sm_110": (3, 8), "gfx1250": (3, 8), "tcgen05 by specialised warps": (3, 8), "tcgen05 by gated mxfp4": (3, 8)}
 
 
 @functools.cache
@@ -31,12 +31,14 @@ def version() -> str:
     return ""
 
 
-def target_fault(gfx: str) -> str:
-    """Return why the installed Triton cannot compile for an architecture, or an empty text."""
-    needed = SINCE.get(gfx, (0, 0))
+def target_fault(gfx: str, use: str = "") -> str:
+    """Return why the installed Triton cannot compile for an architecture, or for a use of it, or an
+    empty text.
+    """
+    needed = SINCE.get(use or gfx, (0, 0))
     if not version() or _numbers() >= needed:
         return ""
-    return f"triton: must be {'.'.join(map(str, needed))} or later for {gfx} (got {version()}); a newer torch brings it"
+    return f"triton: must be {'.'.join(map(str, needed))} or later for {use or gfx} (got {version()}); a newer torch brings it"
 
 
 @functools.cache

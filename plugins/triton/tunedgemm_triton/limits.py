@@ -111,11 +111,6 @@ def _unsupported_operands(shape: Shape, device: Device) -> str | None:
     return None
 
 
-def multiplies_fp4(gfx: str) -> bool:
-    """Return whether Triton lowers products of two mxfp4 operands to one instruction; not to mma."""
-    return ARCHITECTURES[gfx].fp4 and ARCHITECTURES[gfx].matrix != "mma"
-
-
 def unsupported_fp8(dtype: str, gfx: str) -> str | None:
     """Return why the architecture does not multiply a dtype, where that is a kind of fp8; else
     None.

@@ -54,7 +54,21 @@ def resident(kernel: KernelConfig, shape: Shape, device: Device) -> int:
     # Three groups of warps leave no registers for a second program.
     if not described(kernel, shape, device.gfx) or (isinstance(kernel, Tma) and kernel.specialize):
         return 1
-    return min(max(ARCHITECTURES[device.gfx].shared_bytes // shared_bytes(kernel, shape, device.gfx), 1), 2)
+    limits = ARCHITECTURES[device.gfx]
+    memory = limits.shared_bytes // shared_bytes(kernel, shape, device.gfx)
+    if limits.tensor_columns:
+        memory = min(memory, limits.tensor_columns // tensor_columns(kernel, shape))
+    return min(max(memory, 1), 2)
+
+
+def tensor_columns(kernel: Tma | Streamk, shape: Shape) -> int:
+    """Return the columns of tensor memory of a program's accumulators at most.
+
+    One accumulator is stored while the products of the next tile add to the other. With block
+    scales there is one, which each step empties.
+    """
+    rows, columns = (kernel.block_n, kernel.block_m) if isinstance(kernel, Tma) and kernel.swap else (kernel.block_m, kernel.block_n)
+    return (1 if shape.scale == "block" else 2) * ceil_div(rows, 128) * max(columns, 32)
 
 
 def is_aligned(shape: Shape) -> bool:
@@ -102,6 +116,9 @@ def shared_bytes(kernel: KernelConfig, shape: Shape, gfx: str) -> int:
     if isinstance(kernel, Gemv):
         return 0 if kernel.stages == 1 else width * kernel.stages * (kernel.rows + kernel.block_n) * kernel.block_k
     buffer = width * (kernel.block_m + kernel.block_n) * kernel.block_k
+    if described(kernel, shape, gfx) and ARCHITECTURES[gfx].matrix == "mma":
+        tile = kernel.block_m * kernel.block_n * (2 if shape.outdtype == "fp32" else 1)
+        return max(kernel.stages - 1, 1) * buffer + max(tile, 2 << 10) + 256
     if described(kernel, shape, gfx):
         element = kernel.warps // 2 if shape.outdtype == "fp32" else 2 if shape.scale == "block" else 1
         barriers = 512 if function_of(kernel) == "tma_halves" else 256  # and the descriptor that the kernel makes
@@ -123,8 +140,8 @@ def registers(kernel: KernelConfig, shape: Shape, gfx: str) -> int:
             # the compiler minutes for hundreds of elements.
             return 2 * (kernel.rows + kernel.block_n) * loads * kernel.unroll // threads
         return (kernel.rows * kernel.block_n * loads // 16 + (kernel.rows + kernel.block_n) * loads * kernel.unroll // 4) // threads
-    # With specialised warps two of three warp groups hold accumulators.
-    groups = 2 if isinstance(kernel, Tma) and kernel.specialize else 1
+    # With specialised warps two of three of Hopper's warp groups hold accumulators.
+    groups = 2 if isinstance(kernel, Tma) and kernel.specialize and ARCHITECTURES[gfx].matrix == "wgmma" else 1
     accumulators = 2 if shape.scale == "block" or promotes(kernel, shape, gfx) else 1
     tile, width, matrix = (kernel.block_m + kernel.block_n) * kernel.block_k, width_of(shape.dtype), ARCHITECTURES[gfx].matrix
     # Unaligned rows are loaded by elements, about two registers each. On AMD tiles come through
@@ -226,18 +243,26 @@ def _unfit_descriptors(kernel: KernelConfig, split_k: int, shape: Shape, device:
 
 def _unfit_specialised(kernel: Tma, split_k: int, shape: Shape, device: Device) -> str | None:
     """Return why a kernel with specialised warps cannot serve, or None."""
-    if ARCHITECTURES[device.gfx].matrix != "wgmma":
-        return f"Triton does not specialise warps on {device.gfx}"
+    matrix = ARCHITECTURES[device.gfx].matrix
+    if matrix not in ("wgmma", "tcgen05"):
+        return f"specialised warps multiply by wgmma or tcgen05 (got {device.gfx})"
+    if fault := installed.target_fault(device.gfx, matrix + " by specialised warps"):
+        return fault
     if kernel.swap:
         return "specialised warps compute only tiles that are not transposed"
-    if kernel.warps != 4:
-        return f"specialised warps need num_warps 4 (got {kernel.warps})"
     if split_k > 1:
         return f"specialised warps do not split K (got splitK={split_k})"
-    if kernel.stages > 4:
-        return f"Triton 3.6 computes wrong sums with specialised warps and more than 4 stages (got {kernel.stages})"
     if batches_of(shape) > 1:
         return "Triton 3.6 misplaces addresses that specialised warps share, so batches are left to other kernels"
+    return _unfit_warp_groups(kernel) if matrix == "wgmma" else None
+
+
+def _unfit_warp_groups(kernel: Tma) -> str | None:
+    """Return why specialised warps cannot multiply by wgmma, or None."""
+    if kernel.warps != 4:
+        return f"specialised warps need num_warps 4 (got {kernel.warps})"
+    if kernel.stages > 4:
+        return f"Triton 3.6 computes wrong sums with specialised warps and more than 4 stages (got {kernel.stages})"
     if (kernel.block_m, kernel.block_n) == (64, 256):
         return "Triton does not compile a 64x256 tile with specialised warps"
     return None

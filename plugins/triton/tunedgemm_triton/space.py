@@ -236,16 +236,21 @@ def _persistent(shape: Shape, device: Device, covered: int) -> Iterator[Candidat
         sized = [_tma(shape, m, n, 128, warps, stages) for m, n, warps, stages in tiles.BLOCKS if m <= covered]
         if shape.scale == "block":
             sized[:0] = [_tma(shape, m, n, 128, 4, stages, specialize=True) for m, n, stages in tiles.BLOCKS_SPECIALISED if m <= covered]
+    shared = [_tma(shape, *tile) for tile in tiles.STREAMK if tile[0] <= covered]
+    if ARCHITECTURES[device.gfx].matrix == "tcgen05":  # four warps have too few registers to store a large tile
+        sized = [attrs.evolve(kernel, warps=8) if kernel.specialize else kernel for kernel in sized]
+        sized.sort(key=lambda kernel: kernel.specialize)
+        shared = [attrs.evolve(kernel, warps=8) if kernel.block_m * kernel.block_n >= 1 << 14 else kernel for kernel in shared]
     # The less there is to multiply, the smaller the tiles that come first.
     sized.sort(key=lambda kernel: shape.m < 512 and tiles_of(kernel, shape) < device.cu_num // 3)
     splits = [(kernel, [1] if kernel.specialize else _splits(kernel, shape, device)) for kernel in sized]
     plain = [(kernel, factors[rank]) for rank in range(2) for kernel, factors in splits if rank < len(factors)]
-    shared = list(_streamk([_tma(shape, *tile) for tile in tiles.STREAMK if tile[0] <= covered], shape, device))
-    uneven = [candidate for candidate in shared if _is_uneven(candidate[0], shape, device)]
+    streams = list(_streamk(shared, shape, device))
+    uneven = [candidate for candidate in streams if _is_uneven(candidate[0], shape, device)]
     others = [(kernel, attrs.evolve(kernel, group_m=group)) for kernel in sized[:2] for group in (16, 4)]
     grouped = [(other, 1) for kernel, other in others if not _has_same_order(kernel, other, shape)]
     yield from (*plain[:6], *uneven, *grouped, *plain[6:])
-    yield from shared
+    yield from streams
 
 
 def _is_uneven(kernel: KernelConfig, shape: Shape, device: Device) -> bool:

@@ -7,9 +7,8 @@ import torch
 import tunedgemm
 from tunedgemm.device import Device
 from tunedgemm.errors import OperandError, UserError
-from tunedgemm.integrations.aiter import moe, moe_entries, moe_reference, quant, shuffle
+from tunedgemm.integrations.aiter import moe, moe_entries, moe_reference, shuffle
 from tunedgemm.ops import op_named
-from tunedgemm.ops.formats import int4
 from tunedgemm.ops.formats.shuffle import shuffle_weight, unshuffle_weight
 from tunedgemm.ops.moe_words import ActivationType, QuantType
 from tunedgemm.testing.listed import listed
@@ -86,51 +85,7 @@ class TestRouting:
 
 
 class TestReferences:
-    """torch_moe and its stages against the op's reference."""
-
-    @listed(
-        ("kind", "words"),
-        [("No", ("bf16", "bf16")), ("per_Token", ("fp8_e4m3fn", "fp8_e4m3fn")), ("per_Token", ("int8", "int8")),
-         ("per_1x128", ("fp8_e4m3fn", "fp8_e4m3fn")), ("per_1x32", ("fp4x2", "fp4x2")), ("per_1x32", ("bf16", "fp4x2")),
-         ("per_1x32", ("fp8_e4m3fn", "fp4x2")), ("per_1x32", ("fp8_e4m3fn", "fp8_e4m3fn")), ("per_1x32", ("bf16", "int4"))],
-    )  # fmt: skip
-    def test_both_stages_make_the_mixture(self, kind, words):
-        """With quantised inputs of both stages, stage 2 of stage 1 is the op's result."""
-        shape, operands = drawn(kind, words[1], words[0], layout="" if words[1] == "int4" else "row")
-        hidden, w1, w2, weight, ids, w1_scale, w2_scale = (*operands, None, None)[:7]
-
-        def quantised(x):
-            if words[0] in ("bf16", "fp16"):
-                return x, None
-            if kind == "per_1x32" and words[0] != "fp4x2":
-                return quant.per_1x32_f8_scale_f8_quant(x, quant_dtype=FP8, scale_type=torch.float8_e8m0fnu)
-            dtype = {"int8": torch.int8, "fp4x2": torch.float4_e2m1fn_x2}.get(words[0], FP8)
-            return quant.get_torch_quant(QuantType[kind])(x, quant_dtype=dtype)
-
-        if words[1] == "int4":  # AITER's references take a value a byte
-            w1, w2 = (unshuffle_weight(int4.unpack_shuffled_int4(w.plain), (16, 16)).view(int4.INT4) for w in (w1, w2))
-            w1_scale, w2_scale = (s.view(4, 2, -1, 2).transpose(2, 3).reshape(4, 4, -1) for s in (w1_scale, w2_scale))
-        a1, a1_scale = quantised(hidden)
-        middle = moe_reference.torch_moe_stage1(
-            a1, w1, w2, weight, ids, torch.float32, quant_type=QuantType[kind], a1_scale=a1_scale, w1_scale=w1_scale
-        )
-        a2, a2_scale = quantised(middle.view(-1, shape.k))
-        out = moe_reference.torch_moe_stage2(a2.view(6, 2, -1), w1, w2, weight, ids, torch.float32, QuantType[kind], w2_scale, a2_scale)
-        assert worst_row_error(out, OP.reference(shape, operands)) < 1e-4
-
-    def test_biases_bounds_and_activations(self):
-        """Options of stage 1 and 2 are those of the op."""
-        shape, (hidden, w1, w2, weight, ids, *_, bias1, bias2) = drawn(act_type="Situv2", options="bias1 bias2 beta=4.0 linear_beta=25.0")
-        middle = moe_reference.torch_moe_stage1(hidden, w1, w2, weight, ids, torch.float32, ActivationType.Situv2, w1_bias=bias1)
-        out = moe_reference.torch_moe_stage2(middle, w1, w2, weight, ids, torch.float32, w2_bias=bias2)
-        reference = OP.reference(shape, (hidden, w1, w2, weight, ids, None, None, None, None, bias1, bias2))
-        assert worst_row_error(out, reference) < 1e-4
-        gate, up = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
-        assert torch.allclose(moe_reference.situv2(gate, up), 4 * torch.tanh(gate / 4) * torch.sigmoid(gate) * 25 * torch.tanh(up / 25))
-        cut = gate.clamp(max=7.0)
-        assert torch.allclose(moe_reference.swiglu(gate, up), cut * torch.sigmoid(1.702 * cut) * (up.clamp(-7, 7) + 1))
-        silu = moe_reference.get_torch_act(ActivationType.Silu)
-        assert torch.allclose(moe_reference.torch_moe_act(torch.cat([gate, up], -1), silu, 8), torch.nn.functional.silu(gate) * up)
+    """torch_moe, which serves smooth scales."""
 
     def test_smooth_scales_and_masks(self):
         """Smooth scales multiply each stage's input by expert; a mask counts the local experts."""

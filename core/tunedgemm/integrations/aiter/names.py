@@ -63,9 +63,8 @@ _QUANT = {
     ),
     **_alias(_QUANTISE, "per_1x32_f8_scale_f8_quant"),
     **_alias(_INT4, "per_1x32_i4_quant"),
-    **_alias(_TORCH_MOE, "get_torch_act"),
 }
-_REFERENCES = _alias(_TORCH_MOE, "torch_moe", "torch_moe_act", "get_inter_dim")
+_REFERENCES = _alias(_TORCH_MOE, "torch_moe", "get_inter_dim")
 _AROUND_MOE = _alias(_MOE, "BLOCK_SIZE_M", "get_block_size_M", "nextPow2")
 _DTYPES = {
     **_alias("torch", bf16="bfloat16", fp16="float16", fp32="float32", i4x2="int4", fp4x2="float4_e2m1fn_x2", fp8_e8m0="float8_e8m0fnu"),
@@ -136,7 +135,6 @@ SERVED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "aiter.tuned_gemm": {**_TUNED, **_LOGGER, **_alias(_GEMM, **_BY_BACKEND)},
     "aiter.fused_moe": {
         **_alias(_EXPERTS, "fused_moe"), **_REFERENCES, **_AROUND_MOE,
-        **_alias(_TORCH_MOE, "torch_moe_stage1", "torch_moe_stage2", "swiglu", "situv2"),
         **_alias(_MOE, "GateMode", "MOEMetadata", "fused_topk", "get_2stage_cfgs", "get_padded_M", "get_topk_valid_mask", "moe_sorting"),
     },
     "aiter.fused_moe_bf16_asm": {

@@ -15,6 +15,7 @@ _TUNER = "`tunedgemm tune`"
 _GFX1250 = "formats of gfx1250 alone"
 _MOE = "stages and sorting of one kernel: `fused_moe` has them inside"
 _BUILD = "AITER's builds: a plugin compiles what a row needs"
+_REFERENCE = "a reference of AITER's tests: `torch_moe` is served"
 _QUANT = "writes the layouts of one kernel; `get_hip_quant` returns a function of tensors"
 #: Served functions whose arguments are not AITER's -> how they differ.
 DIFFERENT: Mapping[str, str] = {
@@ -55,6 +56,9 @@ REASONS: Mapping[str, str] = {
     "aiter.ops.triton.gemm*:set_use_gemm_splitk_bf16": "K is split by the row in use",
     "aiter.ops.triton.gemm*:get_splitk": "K is split by the row in use",
     "*:fused_gemm_a16w16_quant_x": "quantises to mxfp8, a format without an op",
+    "aiter.fused_moe*:torch_moe_*": _REFERENCE,
+    "aiter.fused_moe:swiglu": _REFERENCE,
+    "aiter.fused_moe:situv2": _REFERENCE,
     "aiter.ops.triton.moe*:*": _MOE,
     "aiter.ops.triton.quant*:*": _QUANT,
     "aiter.ops.triton.utils.gemm_config_utils:*": _TABLE,

@@ -1,7 +1,7 @@
-"""Sandbox: child processes that describe a model without network, writes, other files or much memory.
+"""Sandbox: child processes that describe a model with little memory and time, and no hub.
 
 A server imports transformers once and forks a process for each model. That process has limits of
-the kernel on memory and processor time, and an audit hook that refuses whatever leaves the process.
+the kernel on memory, processor time and the size of files. Code of a checkpoint is never run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Define the family ``cutlass``: its sm_90 collectives and sm_80 kernels, compiled by nvcc."""
+"""Define the family ``cutlass``: its collectives and its sm_80 kernels, compiled by nvcc."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def _deterministic(instance: Instance, split: int) -> bool:
     return True
 
 
-_NEEDS = ("nvidia-cutlass (headers)", "nvcc of CUDA 12.0 or newer, until compiled")
+_HEADERS = "nvidia-cutlass (headers)"
+_NEEDS = (_HEADERS, "nvcc of CUDA 12.0 or newer, until compiled")
 FAMILY = Family(
     libtype="cutlass",
     kind="nvidia",
@@ -64,6 +65,11 @@ FAMILY = Family(
     revision=names.REVISION,
     platforms=(
         Platform(("sm_90",), needs=_NEEDS, ran=("H200",)),
+        Platform(
+            ("sm_100", "sm_103", "sm_110", "sm_120", "sm_121"),
+            needs=(_HEADERS, "nvcc of CUDA 12.9 or newer (sm_110: 13.0), until compiled"),
+            ops=tuple(limits.OPS),
+        ),
         Platform(("sm_80", "sm_86", "sm_89"), needs=_NEEDS, ops=tuple(op for op in limits.OPS if op != "a8w8_blockscale")),
     ),
 )

@@ -1,9 +1,9 @@
 """Predict an instance's time on a shape, in microseconds, to order solutions.
 
 Tiles run on the device in waves. Each step along K takes the longer of its multiplications and its
-loads from L2. An epilogue follows each tile; ping-pong hides it behind the next tile. The whole
-takes at least the time to move its bytes from memory. With K split, partials travel through L2 one
-after the other.
+loads from L2. An epilogue follows each tile; ping-pong and tensor memory hide it behind the next
+tile. The whole takes at least the time to move its bytes from memory. With K split, partials travel
+through L2 one after the other.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import attrs
 from tunedgemm.plugin import Device, Shape
 from tunedgemm.tools import dtype_bits
 
-from tunedgemm_ck.cutlass.names import CutlassInstance
+from tunedgemm_ck.cutlass.names import TENSOR_MEMORY, CutlassInstance
 from tunedgemm_ck.problem import batches_of
 
 
@@ -36,17 +36,24 @@ class Rates:
 
 
 #: H200: the best fit to its instances' times (2026-11-23, 38 shapes of bf16, fp8 and fp8 with block
-#: scales). A100, A10 and L40S: three quarters of NVIDIA's data sheets (dense tensor rates over the
-#: multiprocessors; memory), and an estimate of L2's rate.
+#: scales). A100, A10, L40S, B200, B300, Thor, RTX PRO 6000 and GB10: three quarters of NVIDIA's
+#: data sheets (dense tensor rates over the multiprocessors; memory), and an estimate of L2's rate.
 _RATES = {
     "sm_90": Rates(132, 2.7e6, 110e3, 4.75e6),
     "sm_80": Rates(108, 1.1e6, 24e3, 1.5e6),
     "sm_86": Rates(72, 0.65e6, 12e3, 0.45e6),
     "sm_89": Rates(142, 0.95e6, 16e3, 0.65e6),
+    "sm_100": Rates(148, 5.7e6, 130e3, 6.0e6),
+    "sm_103": Rates(148, 5.7e6, 130e3, 6.0e6),
+    "sm_110": Rates(20, 4.8e6, 60e3, 0.2e6),
+    "sm_120": Rates(188, 1.0e6, 18e3, 1.35e6),
+    "sm_121": Rates(48, 1.0e6, 18e3, 0.2e6),
 }
 #: Microseconds, fitted to the same times: a tile's first loads and last stores, a launch,
 #: stream-K's memset, a part of K waiting for the previous one.
 _TILE, _LAUNCH, _CLEAR, _MEET = 0.5, 4.0, 2.6, 2.1
+#: Schedules that hide a tile's epilogue behind the next tile.
+_HIDING = ("pingpong", *TENSOR_MEMORY)
 #: Slowdown of multiplying, fitted likewise: fp8 sums promoted out of the tensor core; block scales
 #: applied by ping-pong's one group of warps per tile (two groups hide it).
 _MOVING, _SCALING = 1.4, 1.4
@@ -78,7 +85,7 @@ def cost_of(instance: CutlassInstance, split: int, shape: Shape, device: Device)
     """Return the predicted microseconds of a launch."""
     rates, units, width = _RATES[device.gfx], units_of(device), dtype_bits(shape.dtype) // 8
     tiles, steps = tiles_of(instance, shape), ceil_div(shape.k, instance.tile_k)
-    step, ends = _step_time(instance, rates, width, _slowdown(instance, shape)), _epilogue_time(instance, shape, rates)
+    step, ends = _step_time(instance, rates, width, _slowdown(instance, shape, device)), _epilogue_time(instance, shape, rates)
     extra = _LAUNCH + (_CLEAR if instance.scheduler == "streamk" else 0.0)
     if split > 1:
         part = ceil_div(steps, split) * step + ends
@@ -87,7 +94,7 @@ def cost_of(instance: CutlassInstance, split: int, shape: Shape, device: Device)
         taken = max(tiles / units, 8 / steps) * (steps * step + ends) + 2 * (_MEET + _partial_time(instance, rates))
     else:
         waves = ceil_div(tiles, units)
-        hidden = (waves - 1) * ends if instance.schedule == "pingpong" else 0.0
+        hidden = (waves - 1) * ends if instance.schedule in _HIDING else 0.0
         taken = waves * (steps * step + ends) - hidden
     moved = batches_of(shape) * ((shape.m + shape.n) * shape.k * width + shape.m * shape.n * dtype_bits(shape.outdtype) // 8)
     loading = 2 * tiles_of(instance, shape, whole=False) * max(split, 1)
@@ -96,11 +103,11 @@ def cost_of(instance: CutlassInstance, split: int, shape: Shape, device: Device)
     return extra + most + _BESIDE * least
 
 
-def _slowdown(instance: CutlassInstance, shape: Shape) -> float:
+def _slowdown(instance: CutlassInstance, shape: Shape, device: Device) -> float:
     """Return the slowdown against multiplications whose sums stay in the tensor core."""
     if shape.scale == "block":
         return _SCALING if instance.schedule == "pingpong" else 1.0
-    return _MOVING if shape.dtype.startswith("fp8") and not instance.fast else 1.0
+    return _MOVING if device.gfx == "sm_90" and shape.dtype.startswith("fp8") and not instance.fast else 1.0
 
 
 def _step_time(instance: CutlassInstance, rates: Rates, width: int, slower: float) -> float:

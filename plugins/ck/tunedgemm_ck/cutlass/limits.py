@@ -5,6 +5,8 @@ from __future__ import annotations
 from tunedgemm.plugin import Device, Shape
 from tunedgemm.tools import scale_order
 
+from tunedgemm_ck.cutlass.cost import ceil_div
+from tunedgemm_ck.cutlass.kernels import KERNELS, SM90
 from tunedgemm_ck.cutlass.names import CutlassInstance
 from tunedgemm_ck.cutlass.resources import accumulators_of, unfit_shared_memory, width_of
 from tunedgemm_ck.problem import batches_of
@@ -19,10 +21,6 @@ OPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "batched_a8w8": (_BYTES, ("row",)),
 }
 OUTPUTS = ("bf16", "fp16", "fp32")
-#: Architecture -> dtypes of operands. The sm_90 kernels use wgmma, which no later architecture has.
-#: The sm_80 kernels also run on sm_86 and sm_89; their instructions have no fp8.
-ARCHITECTURES = {**dict.fromkeys(("sm_80", "sm_86", "sm_89"), (*_FLOATS, "int8")), "sm_90": (*_FLOATS, *_BYTES)}
-
 #: Alignment, in bytes, of TMA addresses and strides, and of vector loads.
 ALIGNMENT = 16
 #: Maximum bytes of an operand, and so of a TMA stride (CUDA driver API, cuTensorMapEncodeTiled).
@@ -39,28 +37,26 @@ LEAST_STEPS = 4
 def depths_of(dtype: str, gfx: str) -> tuple[int, ...]:
     """Return the bytes along K that a tile may have.
 
-    fp8 has one depth. CUTLASS promotes sums out of the tensor core, which keeps fewer bits than
-    float32,
-    after whole steps, by default after 4 instructions of 32 bytes of K.
+    fp8 has one depth on sm_90. CUTLASS promotes sums out of the tensor core, which keeps fewer bits
+    than float32, after whole steps, by default after 4 instructions of 32 bytes of K.
     """
-    if gfx != "sm_90":
-        return (64, 128)
-    return (128,) if dtype.startswith("fp8") else (128, 256)
+    kernels = KERNELS[gfx][dtype]
+    return (128,) if kernels == SM90 and dtype.startswith("fp8") else kernels.depths
 
 
-def may_be_fast(shape: Shape) -> bool:
+def may_be_fast(shape: Shape, gfx: str) -> bool:
     """Return whether sums may stay in the tensor core.
 
-    Those of fp8 may, where rounding the output to bf16 loses more precision than they do.
+    Those of fp8 on sm_90 may, where rounding the output to bf16 loses more precision than they do.
     """
-    return shape.dtype.startswith("fp8") and shape.scale != "block" and shape.outdtype == "bf16"
+    return gfx == "sm_90" and shape.dtype.startswith("fp8") and shape.scale != "block" and shape.outdtype == "bf16"
 
 
 def unsupported(shape: Shape, device: Device) -> str | None:
     """Return why no instance can serve the shape on the architecture, or None."""
-    if device.gfx not in ARCHITECTURES:
-        return f"supported architectures: {', '.join(ARCHITECTURES)} (got {device.gfx})"
-    return _operands(shape, device.gfx) or _results(shape) or _sizes(shape)
+    if device.gfx not in KERNELS:
+        return f"supported architectures: {', '.join(KERNELS)} (got {device.gfx})"
+    return _operands(shape, device.gfx) or _results(shape) or _sizes(shape, device.gfx)
 
 
 def _operands(shape: Shape, gfx: str) -> str | None:
@@ -69,8 +65,8 @@ def _operands(shape: Shape, gfx: str) -> str | None:
     dtypes, scales = OPS[shape.op]
     if shape.dtype not in dtypes:
         return f"operands of {shape.op} must be {' or '.join(dtypes)} (got {shape.dtype})"
-    if shape.dtype not in ARCHITECTURES[gfx]:
-        return f"operands on {gfx} must be {', '.join(ARCHITECTURES[gfx])} (got {shape.dtype})"
+    if shape.dtype not in KERNELS[gfx]:
+        return f"operands on {gfx} must be {', '.join(KERNELS[gfx])} (got {shape.dtype})"
     if shape.scale not in scales:
         return f"scales of {shape.op} must be {' or '.join(scales)} (got {shape.scale})"
     if scale_order(shape) == "m_major" and shape.m % 4:
@@ -90,7 +86,7 @@ def _results(shape: Shape) -> str | None:
     return None
 
 
-def _sizes(shape: Shape) -> str | None:
+def _sizes(shape: Shape, gfx: str) -> str | None:
     width, written, batches = width_of(shape.dtype), width_of(shape.outdtype), batches_of(shape)
     if shape.m == 0:
         return "an empty batch needs no kernel"
@@ -98,6 +94,8 @@ def _sizes(shape: Shape) -> str | None:
         return f"rows of the operands must be multiples of {ALIGNMENT} bytes: K of {ALIGNMENT // width} (got K={shape.k})"
     if shape.n * written % ALIGNMENT:
         return f"rows of the output must be multiples of {ALIGNMENT} bytes: N of {ALIGNMENT // written} (got N={shape.n})"
+    if shape.scale == "block" and KERNELS[gfx][shape.dtype].whole_blocks and (shape.n % BLOCK or shape.k % BLOCK):
+        return f"block scales on {gfx} need N and K of {BLOCK} (got N={shape.n}, K={shape.k})"
     if batches > _MAX_BLOCKS:
         return f"a batch may have at most {_MAX_BLOCKS} products (got B={batches})"
     if batches * max(max(shape.m, shape.n) * shape.k * width, shape.m * shape.n * written) > MAX_BYTES:
@@ -112,11 +110,13 @@ def unfit(instance: CutlassInstance, split: int, shape: Shape, device: Device) -
     reason = unsupported(shape, device)
     if reason:
         return reason
-    if (instance.schedule == "multistage") != (device.gfx != "sm_90"):
-        return f"schedule {instance.schedule} is not supported on {device.gfx}"
-    columns = shape.m if instance.swap else shape.n
-    if instance.scheduler == "single" and columns > instance.tile_n * _MAX_BLOCKS:
-        return f"scheduler single may have at most {_MAX_BLOCKS} tiles along its columns"
+    kernels = KERNELS[device.gfx][shape.dtype]
+    if lacking := kernels.lack(instance):
+        return f"CUTLASS does not have {lacking} on {device.gfx} for {shape.dtype}"
+    columns, parts = shape.m if instance.swap else shape.n, batches_of(shape) * max(split, 1)
+    whole = instance.scheduler == "single" or kernels.whole_grid
+    if whole and max(ceil_div(columns, instance.tile_n), parts) > _MAX_BLOCKS:
+        return f"scheduler {instance.scheduler} may have at most {_MAX_BLOCKS} tiles along its columns, and parts of the batch"
     return unfit_parameters(instance, split, shape, device.gfx)
 
 
@@ -129,8 +129,8 @@ def _depth(instance: CutlassInstance, split: int, shape: Shape, gfx: str) -> str
     width, allowed = width_of(shape.dtype), depths_of(shape.dtype, gfx)
     if instance.tile_k * width not in allowed:
         return f"tile_k must be {' or '.join(str(size // width) for size in allowed)} for {shape.dtype} (got {instance.tile_k})"
-    if instance.fast and not may_be_fast(shape):
-        return "fast sums need fp8 with an output in bf16, without block scales"
+    if instance.fast and not may_be_fast(shape, gfx):
+        return "fast sums need fp8 on sm_90 with an output in bf16, without block scales"
     if instance.accumulators > (most := accumulators_of(shape.dtype, instance.fast)):
         return f"{instance.accumulators} accumulators per thread exceed {most}, the maximum of {shape.dtype}"
     if not 0 <= split <= MAX_SPLITS:
@@ -150,8 +150,10 @@ def _block_scales(instance: CutlassInstance, shape: Shape) -> str | None:
     """
     if shape.scale != "block":
         return None
-    if instance.schedule not in ("cooperative", "pingpong"):
+    if instance.schedule in ("plain", "multistage"):
         return f"block scales need schedule cooperative or pingpong (got {instance.schedule})"
+    if instance.tile_m * instance.tile_n > BLOCK * BLOCK:
+        return f"block scales need tiles of at most {BLOCK} x {BLOCK}, whose sums fit registers"
     along_weight = instance.tile_m if instance.swap else instance.tile_n
     if instance.tile_k != BLOCK or along_weight != BLOCK:
         return f"block scales need tiles of {BLOCK} of K and {BLOCK} rows of the weight"

@@ -12,21 +12,25 @@ from tunedgemm.plugin import PluginError
 #: Raised whenever the code of the sources or the meaning of a name changes.
 REVISION = 1
 
-#: Schedule of the main loop -> its tile schedulers. ``multistage`` is for sm_80, the others are for
-#: sm_90. CUTLASS's ping-pong kernel has no stream-K, and its plain kernel has one block per tile.
+#: Schedule of the main loop -> its tile schedulers. CUTLASS's ping-pong kernel has no stream-K, and
+#: its plain kernel has one block per tile.
 SCHEDULES = {
     "cooperative": ("persistent", "streamk"),
     "pingpong": ("persistent",),
     "plain": ("single",),
     "multistage": ("single",),
+    "1sm": ("persistent", "streamk"),
+    "2sm": ("persistent", "streamk"),
 }
+#: Schedules whose sums are in tensor memory, not in registers.
+TENSOR_MEMORY = ("1sm", "2sm")
 SCHEDULERS = ("persistent", "streamk", "single")
 #: Ladders of the parameters, along which `enumerate_neighbours` steps.
 TILES_M = (64, 128, 256)
 TILES_N = (16, 32, 64, 80, 96, 128, 160, 192, 224, 256)
 TILES_K = (32, 64, 128, 256)
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
-#: Warps of a block of sm_80 along M and along N; (0, 0) on sm_90, where the schedule implies them.
+#: Warps of a block of sm_80 along M and along N; (0, 0) elsewhere, where the schedule implies them.
 WARPS = ((0, 0), (2, 2), (2, 4), (4, 2))
 #: Stages of the ring in shared memory on sm_80; 0 for as many as fit.
 STAGES = (0, 3, 4, 5)
@@ -54,7 +58,8 @@ class CutlassInstance:
     Attributes:
         tile_m, tile_n, tile_k: elements of a block's tile, of the product as CUTLASS sees it.
         cluster: blocks of a cluster along M and N, which share what they load.
-        schedule: how warps share the work; see `SCHEDULES`.
+        schedule: how warps share the work; see `SCHEDULES`. One instruction of ``2sm`` multiplies
+            the tiles of two blocks along M, which CUTLASS counts as one tile.
         scheduler: how blocks get tiles. ``persistent`` blocks take several in turn, ``streamk``
             splits K
             too, ``single`` has one block per tile.
@@ -95,6 +100,8 @@ class CutlassInstance:
             raise PluginError("cutlass: schedule multistage needs warps and stages, others have none")
         if self.schedule == "multistage":
             self._check_warps()
+        if self.schedule in TENSOR_MEMORY:
+            self._check_tensor_memory()
 
     def _check_warps(self) -> None:
         sides = (self.tile_m // self.warps[0], self.tile_n // self.warps[1])
@@ -103,6 +110,14 @@ class CutlassInstance:
         if not all(32 <= side <= 64 for side in sides):
             raise PluginError(f"cutlass: a warp of multistage must have 32 to 64 rows and columns (got {_text(sides)})")
 
+    def _check_tensor_memory(self) -> None:
+        pair = self.schedule == "2sm"
+        if self.fast or (pair and (self.tile_m, self.cluster) != (128, (2, 1))) or self.tile_m > 128:
+            allowed = "tile_m of 128 and cluster 2x1" if pair else "tile_m of 64 or 128"
+            raise PluginError(f"cutlass: schedule {self.schedule} needs {allowed}, and has no fast sums")
+        if self.tile_n > 32 and self.tile_n % 64:  # the epilogue takes 32 or 64 columns at a time
+            raise PluginError(f"cutlass: schedule {self.schedule} needs tile_n of 16, 32 or a multiple of 64 (got {self.tile_n})")
+
     @property
     def threads(self) -> int:
         """Return the threads that multiply one tile."""
@@ -110,8 +125,8 @@ class CutlassInstance:
 
     @property
     def accumulators(self) -> int:
-        """Return the 32-bit accumulators per thread."""
-        return self.tile_m * self.tile_n // self.threads
+        """Return the 32-bit accumulators per thread; 0 where they are in tensor memory."""
+        return 0 if self.schedule in TENSOR_MEMORY else self.tile_m * self.tile_n // self.threads
 
     @property
     def name(self) -> str:
@@ -127,7 +142,7 @@ class CutlassInstance:
 
 EXAMPLE = "128x256x64_2x1_cooperative_streamk_r1"
 _NAME = re.compile(
-    r"(?P<tile_m>\d+)x(?P<tile_n>\d+)x(?P<tile_k>\d+)_(?P<cluster>\d+x\d+)_(?P<schedule>[a-z]+)_(?P<scheduler>[a-z]+)"
+    r"(?P<tile_m>\d+)x(?P<tile_n>\d+)x(?P<tile_k>\d+)_(?P<cluster>\d+x\d+)_(?P<schedule>[a-z\d]+)_(?P<scheduler>[a-z]+)"
     r"(_w(?P<warps>\d+x\d+)_s(?P<stages>\d+))?(?P<fast>_fast)?(?P<swap>_swap)?_r(?P<revision>\d+)",
     re.ASCII,
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from tunedgemm.plugin import Shape
 from tunedgemm.tools import ARCHITECTURES, dtype_bits
 
-from tunedgemm_ck.cutlass.names import MAX_ACCUMULATORS, CutlassInstance
+from tunedgemm_ck.cutlass.kernels import KERNELS
+from tunedgemm_ck.cutlass.names import MAX_ACCUMULATORS, TENSOR_MEMORY, CutlassInstance
 
 
 def width_of(dtype: str) -> int:
@@ -23,9 +24,10 @@ def accumulators_of(dtype: str, fast: bool = False) -> int:
 
 def unfit_shared_memory(instance: CutlassInstance, shape: Shape, gfx: str) -> str | None:
     slot = (instance.tile_m + instance.tile_n) * instance.tile_k * width_of(shape.dtype)
-    slots = instance.stages or 3
-    # On sm_90 the epilogue has up to two additional buffers of 32 columns.
-    epilogue = 0 if instance.stages else 2 * min(instance.tile_m, instance.threads // 2) * 32 * width_of(shape.outdtype)
+    slots = instance.stages or KERNELS[gfx][shape.dtype].slots
+    # With TMA the epilogue has up to two additional buffers of 32 columns.
+    rows = instance.tile_m if instance.schedule in TENSOR_MEMORY else min(instance.tile_m, instance.threads // 2)
+    epilogue = 0 if instance.stages else 2 * rows * 32 * width_of(shape.outdtype)
     if slots * slot + epilogue > (most := ARCHITECTURES[gfx].shared_bytes):
         return f"{slots} stages of {slot} bytes and {epilogue} of the epilogue exceed the {most} bytes of shared memory of {gfx}"
     return None

@@ -11,6 +11,7 @@ import attrs
 from tunedgemm.plugin import Device, PluginError, Shape
 
 from tunedgemm_ck.cutlass.cost import ceil_div, cost_of, tiles_of, units_of
+from tunedgemm_ck.cutlass.kernels import KERNELS, SM80, SM100, SM120
 from tunedgemm_ck.cutlass.limits import BLOCK, LEAST_STEPS, MAX_SPLITS, depths_of, may_be_fast, unfit, unsupported
 from tunedgemm_ck.cutlass.names import CLUSTERS, SCHEDULERS, SCHEDULES, STAGES, TILES_K, TILES_M, TILES_N, WARPS, CutlassInstance
 from tunedgemm_ck.cutlass.resources import accumulators_of, width_of
@@ -112,6 +113,52 @@ _BLOCKS: tuple[_Row, ...] = (
         for schedule, scheduler in (("pingpong", "persistent"), ("cooperative", "persistent"), ("cooperative", "streamk"))
     ),
 )
+#: Of sm_100: tiles of two blocks, then of one, then swapped ones for few rows. To add parts of K,
+#: stream-K loads a tile into registers, which holds 64 columns without spilling.
+_TENSOR_MEMORY: tuple[_Row, ...] = (
+    (128, 256, 128, (2, 1), "2sm", "persistent", False),
+    (128, 192, 128, (2, 1), "2sm", "persistent", False),
+    (128, 128, 128, (2, 1), "2sm", "persistent", False),
+    (128, 64, 128, (2, 1), "2sm", "streamk", False),
+    (128, 256, 128, (1, 1), "1sm", "persistent", False),
+    (128, 128, 128, (1, 1), "1sm", "persistent", False),
+    (64, 128, 128, (1, 1), "1sm", "persistent", False),
+    (128, 64, 128, (1, 1), "1sm", "persistent", False),
+    (128, 64, 128, (1, 1), "1sm", "streamk", False),
+    (128, 128, 128, (2, 1), "2sm", "persistent", True),
+    (128, 64, 128, (2, 1), "2sm", "persistent", True),
+    (128, 64, 128, (1, 1), "1sm", "streamk", True),
+    (128, 32, 128, (1, 1), "1sm", "streamk", True),
+    (128, 16, 256, (1, 1), "1sm", "streamk", True),
+    (64, 64, 256, (1, 1), "1sm", "persistent", True),
+    (64, 32, 256, (1, 1), "1sm", "persistent", True),
+    (64, 16, 256, (1, 1), "1sm", "persistent", True),
+)
+#: The same with block scales, whose sums are added in registers.
+_TENSOR_MEMORY_BLOCKS: tuple[_Row, ...] = (
+    (128, 128, 128, (2, 1), "2sm", "persistent", False),
+    (128, 128, 128, (1, 1), "1sm", "persistent", False),
+    (64, 128, 128, (1, 1), "1sm", "persistent", False),
+    (128, 128, 128, (2, 1), "2sm", "persistent", True),
+    (128, 64, 128, (2, 1), "2sm", "persistent", True),
+    *((128, n, 128, (1, 1), "1sm", scheduler, True) for n in (16, 32, 64) for scheduler in ("persistent", "streamk")),
+)
+#: Of fp8 on sm_120, where instances of ping-pong spill.
+_GEFORCE: tuple[_Row, ...] = (
+    (128, 128, 128, (1, 1), "cooperative", "persistent", False),
+    (128, 64, 128, (1, 1), "cooperative", "persistent", False),
+    *((128, n, 128, (1, 1), "cooperative", scheduler, True) for n in (32, 64) for scheduler in ("persistent", "streamk")),
+)
+#: The same with block scales.
+_GEFORCE_BLOCKS: tuple[_Row, ...] = (
+    (128, 128, 128, (1, 1), "cooperative", "persistent", False),
+    (128, 128, 128, (1, 1), "cooperative", "streamk", False),
+    (64, 128, 128, (1, 1), "pingpong", "persistent", False),
+    *((128, n, 128, (1, 1), "cooperative", scheduler, True) for n in (32, 64) for scheduler in ("persistent", "streamk")),
+    (128, 32, 128, (1, 1), "pingpong", "persistent", True),
+)
+#: Kernels whose rows are the same for all operands -> those without and with block scales.
+_BLACKWELL = {SM100: (_TENSOR_MEMORY, _TENSOR_MEMORY_BLOCKS), SM120: (_GEFORCE, _GEFORCE_BLOCKS)}
 #: (tile_m, tile_n, tile_k in bytes, warps, stages) of sm_80.
 _MULTISTAGE: tuple[tuple[int, int, int, tuple[int, int], int], ...] = (
     (128, 256, 64, (2, 4), 3),
@@ -141,30 +188,30 @@ def listed_instances(gfx: str, dtype: str, blocks: bool, full: bool, fast: bool 
     """
     if full:
         return (*enumerate_all(gfx, dtype, blocks), *(enumerate_all(gfx, dtype, blocks, fast=True) if fast else ()))
-    width = width_of(dtype)
-    if gfx != "sm_90":
+    width, kernels = width_of(dtype), KERNELS[gfx][dtype]
+    if kernels == SM80:
         multistage = functools.partial(CutlassInstance, schedule="multistage", scheduler="single")
         return tuple(multistage(m, n, k // width, warps=warps, stages=stages) for m, n, k, warps, stages in _MULTISTAGE)
-    listed = _BLOCKS if blocks else _EXACT if fast else _FP8 if dtype.startswith("fp8") else _HOPPER
+    hopper = _BLOCKS if blocks else _EXACT if fast else _FP8 if dtype.startswith("fp8") else _HOPPER
+    listed = _BLACKWELL[kernels][blocks] if kernels in _BLACKWELL else hopper
     exact = tuple(CutlassInstance(m, n, k // width, *rest) for m, n, k, *rest in listed)
     return exact + tuple(CutlassInstance(m, n, k // width, *rest, fast=True) for m, n, k, *rest in (_FAST if fast else ()))
 
 
 def enumerate_all(gfx: str, dtype: str, blocks: bool, fast: bool = False) -> Iterator[CutlassInstance]:
     """Yield all instances for operands of a dtype that parameters and registers allow."""
-    hopper, depths, most = gfx == "sm_90", [depth // width_of(dtype) for depth in depths_of(dtype, gfx)], accumulators_of(dtype, fast)
-    clusters, swaps = (CLUSTERS, (False, True)) if hopper else (CLUSTERS[:1], (False,))
-    rings = [((0, 0), 0)] if hopper else list(itertools.product(WARPS[1:], STAGES[1:]))
-    for schedule, schedulers in SCHEDULES.items():
-        if hopper == (schedule == "multistage"):
-            continue
-        for m, n, k, cluster, scheduler, swap in itertools.product(TILES_M, TILES_N, depths, clusters, schedulers, swaps):
-            if blocks and (k != BLOCK or (m if swap else n) != BLOCK):
+    kernels, width, most = KERNELS[gfx][dtype], width_of(dtype), accumulators_of(dtype, fast)
+    depths = [depth // width for depth in depths_of(dtype, gfx)]
+    rings = list(itertools.product(WARPS[1:], STAGES[1:])) if kernels == SM80 else [((0, 0), 0)]
+    for schedule in kernels.schedules:
+        ways = itertools.product(TILES_M, TILES_N, depths, kernels.clusters, SCHEDULES[schedule], kernels.swaps)
+        for m, n, k, cluster, scheduler, swap in ways:
+            if blocks and (k != BLOCK or (m if swap else n) != BLOCK or m * n > BLOCK * BLOCK):
                 continue
             for warps, stages in rings:
                 with contextlib.suppress(PluginError):  # too many accumulators, a tile too small for two groups of warps
                     instance = CutlassInstance(m, n, k, cluster, schedule, scheduler, swap, warps, stages, fast)
-                    if instance.accumulators <= most:
+                    if instance.accumulators <= most and not kernels.lack(instance):
                         yield instance
 
 
@@ -172,7 +219,7 @@ def enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterator[Ca
     """Yield instances with splitK that fit the shape, best guesses first; *full* yields all."""
     if unsupported(shape, device):
         return
-    listed = listed_instances(device.gfx, shape.dtype, shape.scale == "block", full, device.gfx == "sm_90" and may_be_fast(shape))
+    listed = listed_instances(device.gfx, shape.dtype, shape.scale == "block", full, may_be_fast(shape, device.gfx))
     fitting = [
         candidate for instance in listed for candidate in _with_splits(instance, shape, device) if not unfit(*candidate, shape, device)
     ]

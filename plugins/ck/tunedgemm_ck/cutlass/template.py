@@ -9,6 +9,7 @@ import functools
 from pathlib import Path
 
 from tunedgemm_ck.build import MOE_CALL
+from tunedgemm_ck.cutlass.kernels import KERNELS, SM90, SM100, SM120
 from tunedgemm_ck.cutlass.names import CutlassInstance
 from tunedgemm_ck.problem import Problem
 from tunedgemm_ck.stages import render_constants
@@ -23,15 +24,23 @@ _TYPES = {
     "fp8_e4m3fn": "cutlass::float_e4m3_t",
     "": "void",
 }
-#: Schedule -> (main loop, epilogue). fp8 sums are promoted to float32 at every fourth instruction,
-#: unless an instance is fast: CUTLASS's "fast accumulation" keeps them in the narrower tensor core
-#: accumulators.
-_SCHEDULES = {
-    "cooperative": ("KernelTmaWarpSpecializedCooperative", "TmaWarpSpecializedCooperative"),
-    "pingpong": ("KernelTmaWarpSpecializedPingpong", "TmaWarpSpecialized"),
-    "plain": ("KernelTmaWarpSpecialized", "TmaWarpSpecialized"),
+#: Kernels -> main loop without and with block scales, but for the schedule. On sm_90 fp8 sums are
+#: promoted to float32 at every fourth instruction, unless an instance is fast: CUTLASS's "fast
+#: accumulation" keeps them in the narrower tensor core accumulators.
+_MAINLOOPS = {
+    SM90: ("KernelTmaWarpSpecialized{}", "KernelTmaWarpSpecialized{}FP8BlockScaledAccum"),
+    SM100: ("KernelTmaWarpSpecialized{}Sm100", "KernelTmaWarpSpecializedBlockwise{}Sm100"),
+    SM120: ("KernelTmaWarpSpecialized{}", "KernelTmaWarpSpecializedBlockwise{}Sm120"),
 }
-#: The same for a stage of fmoe, whose operands are arrays of addresses.
+#: Schedule -> its part of the main loop's tag, and of the epilogue's.
+_SCHEDULES = {
+    "cooperative": ("Cooperative", "Cooperative"),
+    "pingpong": ("Pingpong", ""),
+    "plain": ("", ""),
+    "1sm": ("1Sm", "1Sm"),
+    "2sm": ("2Sm", "2Sm"),
+}
+#: (main loop, epilogue) for a stage of fmoe, whose operands are arrays of addresses.
 _GROUPED = {
     "cooperative": ("KernelPtrArrayTmaWarpSpecializedCooperative", "PtrArrayTmaWarpSpecializedCooperative"),
     "pingpong": ("KernelPtrArrayTmaWarpSpecializedPingpong", "PtrArrayTmaWarpSpecializedPingpong"),
@@ -39,8 +48,23 @@ _GROUPED = {
 #: Columns of tiles for which CUTLASS has one instruction only when compiled with extended shapes.
 #: Otherwise it issues several of 32 or 16 columns, which takes twice as long.
 _FURTHER = (80, 160, 224)
-#: M-major scales of x need other texts in ``hopper.h``. Row-major sources keep theirs, the key of
-#: objects that users have compiled. CUTLASS loads M-major scales by TMA, whose rows have 16 bytes.
+#: Blackwell needs other texts in ``hopper.h``, and so do M-major scales of x. Other sources keep
+#: theirs, the key of objects that users have compiled.
+_BLACKWELL = {
+    "    cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, instance::Tile, instance::Cluster,": (
+        "    instance::Arch, cutlass::arch::OpClassTensorOp, instance::MmaTile, instance::Cluster,"
+    ),
+    "    cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Input,": "    instance::Arch, cutlass::arch::OpClassTensorOp, Input,",
+    "kAlignInput, Accumulator, instance::Tile,": "kAlignInput, Accumulator, instance::MmaTile,",
+    "void schedule(typename Scheduler::Arguments& arguments, int side, int split) {": (
+        "void schedule(typename Scheduler::Arguments& arguments, int side, int split) {\n  using Modes = typename Scheduler::Params;"
+    ),
+    "Scheduler::ReductionMode::": "Modes::ReductionMode::",
+    "split > 1 ? Scheduler::DecompositionMode::SplitK : Scheduler::DecompositionMode::StreamK": (
+        "split > 1 ? Modes::DecompositionMode::SplitK : Modes::DecompositionMode::StreamK"
+    ),
+}
+#: CUTLASS loads M-major scales by vectors of 16 bytes, on sm_90 by TMA.
 _M_MAJOR = {
     "GMMA::Major::K, GMMA::Major::K>;": "kSwap ? GMMA::Major::K : GMMA::Major::MN, kSwap ? GMMA::Major::MN : GMMA::Major::K>;",
     "BlockScales::tile_atom_to_shape_SFA(sizes)": "BlockScales::tile_atom_to_shape_SFA(padded(sizes))",
@@ -66,8 +90,9 @@ def render(instance: CutlassInstance, problem: Problem) -> str:
     headers = "".join(f'#include "{name}"\n' for name in ("call.h", *includes))
     bodies = ("plain.h", "ampere.h") if instance.schedule == "multistage" else ("plain.h", "cluster.h", "hopper.h")
     comment = f"// {instance.name}: {problem}\n"
-    sources = _sources(*bodies, "launch.h")
-    return comment + headers + _problem(problem) + target(instance, problem) + (_with_m_major(sources) if problem.m_major else sources)
+    blackwell = KERNELS[problem.gfx][problem.dtype] in (SM100, SM120)
+    sources = _changed(_sources(*bodies, "launch.h"), blackwell, problem.m_major)
+    return comment + headers + _problem(problem) + target(instance, problem) + sources
 
 
 def flags(instance: CutlassInstance, problem: Problem) -> tuple[str, ...]:
@@ -100,14 +125,17 @@ constexpr Scale scale = Scale::{problem.scale};
 
 
 def _hopper(instance: CutlassInstance, problem: Problem) -> str:
-    mainloop, epilogue = _SCHEDULES[instance.schedule]
-    mainloop += "FP8BlockScaledAccum" if problem.scale == "block" else "FP8FastAccum" if instance.fast else ""
+    kernels, (mainloop, epilogue) = KERNELS[problem.gfx][problem.dtype], _SCHEDULES[instance.schedule]
+    mainloop = _MAINLOOPS[kernels][problem.scale == "block"].format(mainloop) + "FP8FastAccum" * instance.fast
+    tile = instance.tile_m, instance.tile_n, instance.tile_k
+    pair = (tile[0] * (2 if instance.schedule == "2sm" else 1), *tile[1:])
+    blackwell = f"using Arch = cutlass::arch::{kernels.arch};\nusing MmaTile = {_shape(*pair)};\n" if kernels != SM90 else ""
     return f"""
 namespace tunedgemm::instance {{
-using Tile = {_shape(instance.tile_m, instance.tile_n, instance.tile_k)};
+{blackwell}using Tile = {_shape(*tile)};
 using Cluster = {_shape(*instance.cluster, 1)};
 using Mainloop = cutlass::gemm::{mainloop};
-using Epilogue = cutlass::epilogue::{epilogue};
+using Epilogue = cutlass::epilogue::TmaWarpSpecialized{epilogue};
 using Scheduler = {_SCHEDULERS[instance.scheduler]};
 constexpr bool swap = {str(instance.swap).lower()};
 }}  // namespace tunedgemm::instance
@@ -151,9 +179,9 @@ def _shape(*sizes: int) -> str:
 
 
 @functools.cache
-def _with_m_major(sources: str) -> str:
-    """Return the sources for M-major scales of x."""
-    for before, after in _M_MAJOR.items():
+def _changed(sources: str, blackwell: bool, m_major: bool) -> str:
+    """Return the sources with the texts of Blackwell and of M-major scales of x, where asked for."""
+    for before, after in ((_BLACKWELL if blackwell else {}) | (_M_MAJOR if m_major else {})).items():
         if sources.count(before) != 1:
             raise AssertionError(f"hopper.h must have {before!r} once (got {sources.count(before)})")
         sources = sources.replace(before, after)

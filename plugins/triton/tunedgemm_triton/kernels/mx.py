@@ -2,7 +2,7 @@
 mxfp4 or bf16.
 
 With DECODE both operands become bf16 in registers, exactly, before an ordinary product. Otherwise
-`tl.dot_scaled` multiplies them directly: one instruction on gfx950 and sm_100, which Triton lowers
+`tl.dot_scaled` multiplies them directly: one instruction on gfx950 and Blackwell. Triton lowers it
 to others elsewhere. The two values of a byte need no reordering: even and odd elements of K are two
 products.
 """

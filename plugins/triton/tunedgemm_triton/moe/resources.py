@@ -5,13 +5,17 @@ from __future__ import annotations
 from tunedgemm.plugin import Device, Shape
 from tunedgemm.tools import ARCHITECTURES, dtype_bits, unusual_experts
 
-from tunedgemm_triton.limits import MAX_GRID_YZ, MAX_TILES, multiplies_fp4, unsupported_fp8, unsupported_with
+from tunedgemm_triton import installed
+from tunedgemm_triton.limits import MAX_GRID_YZ, MAX_TILES, unsupported_fp8, unsupported_with
 from tunedgemm_triton.moe.names import Moe, Tile
-from tunedgemm_triton.mx.resources import decodes
+from tunedgemm_triton.mx.resources import decodes, scaled_rows
 from tunedgemm_triton.resources import ceil_div, has_idle_part
 
 #: Most experts that the sort counts in one program.
 MAX_EXPERTS = 2048
+
+#: Most registers of accumulators and decoded operands: more spill 4 to 136 (sm_90, Triton 3.6).
+_MOST_DECODED = 176
 
 #: Kind of quantisation in the shape -> kind of scales in the kernel.
 SCALES = {"No": "none", "per_Tensor": "tensor", "per_Token": "row", "per_1x128": "block", "per_1x32": "mx"}
@@ -35,6 +39,27 @@ def _unsupported_operands(shape: Shape, device: Device) -> str | None:
 def scale_of(shape: Shape) -> str:
     """Return the kind of scales in the kernel."""
     return SCALES[str(shape["q_type"])]
+
+
+def rows_of(shape: Shape, gfx: str, decode: bool) -> int:
+    """Return the multiple of rows that the first operand of the matrix instruction has."""
+    return scaled_rows(gfx) if scale_of(shape) == "mx" and not decode and not _gate_fault(shape, gfx) else 1
+
+
+def _gate_fault(shape: Shape, gfx: str) -> str:
+    """Return why two products that share scales do not compile to one instruction each."""
+    return installed.target_fault(gfx, f"{ARCHITECTURES[gfx].matrix} by gated mxfp4") if shape["g1u1"] else ""
+
+
+def _has_rows(kernel: Moe, shape: Shape, gfx: str) -> bool:
+    """Return whether the first operands have the rows that the instruction takes.
+
+    An older Triton compiles gated experts where it decodes them, from 64 rows without spills.
+    """
+    first, second = (kernel.first.block_n, kernel.second.block_n) if kernel.swap else (kernel.block_m, kernel.block_m)
+    if scale_of(shape) == "mx" and not kernel.decode and _gate_fault(shape, gfx):
+        return first == 64 <= second
+    return first % rows_of(shape, gfx, kernel.decode) == second % rows_of(shape, gfx, kernel.decode) == 0
 
 
 def pairs_of(shape: Shape) -> int:
@@ -74,7 +99,7 @@ def shared_bytes(kernel: Moe, shape: Shape, gfx: str) -> int:
     def needed(tile: Tile, high: int) -> int:
         elements = (kernel.block_m + high) * tile.block_k
         packed = (max(tile.stages - 1, 1) if amd else tile.stages) * elements * width // 8
-        decoded = elements if width == 4 and not multiplies_fp4(gfx) else 0
+        decoded = elements if width == 4 and not ARCHITECTURES[gfx].fp4 else 0
         return max(packed, decoded) if amd else packed + decoded
 
     return max(needed(kernel.first, halves * kernel.first.block_n), needed(kernel.second, kernel.second.block_n))
@@ -107,13 +132,17 @@ def fits(kernel: Moe, split_k: int, shape: Shape, device: Device) -> bool:
     architecture = ARCHITECTURES[device.gfx]
     if unfit(kernel, split_k, shape, device) or shared_bytes(kernel, shape, device.gfx) > architecture.shared_bytes:
         return False
+    if not _has_rows(kernel, shape, device.gfx):
+        return False
     # Products that are scaled step by step have separate accumulators.
     fresh = 1 if scale_of(shape) == "block" else 0
-    counts = ((2 if shape["g1u1"] else 1) + fresh, 1 + fresh)
-    accumulators = [
-        count * kernel.block_m * tile.block_n // (tile.warps * architecture.warp_size)
-        for count, tile in zip(counts, (kernel.first, kernel.second), strict=True)
-    ]
+    accumulators = []
+    for count, tile in ((2 if shape["g1u1"] else 1, kernel.first), (1, kernel.second)):
+        threads = tile.warps * architecture.warp_size
+        accumulators.append((count + fresh) * kernel.block_m * tile.block_n // threads)
+        decoded = (kernel.block_m + count * tile.block_n) * tile.block_k // 2 // threads
+        if kernel.decode and device.kind != "amd" and accumulators[-1] + decoded > _MOST_DECODED:
+            return False
     steps = ceil_div(shape.n, kernel.first.block_k)
     # RDNA 3, which has no fp8, holds the operands of a wmma twice.
     limit = 160 if architecture.matrix != "wmma" else 48 if scale_of(shape) == "mx" or not architecture.fp8 else 80

@@ -10,7 +10,7 @@ from tunedgemm.plugin import Device, PluginError, Shape, Solution
 from tunedgemm.tools import ARCHITECTURES, dtype_bits
 
 from tunedgemm_triton.moe.names import Moe, Tile, parse_name
-from tunedgemm_triton.moe.resources import fits, pairs_of, scale_of, tiles_of, unsupported
+from tunedgemm_triton.moe.resources import fits, pairs_of, rows_of, scale_of, tiles_of, unsupported
 from tunedgemm_triton.mx.resources import decodes
 from tunedgemm_triton.resources import ceil_div
 from tunedgemm_triton.space import LIBTYPE
@@ -107,18 +107,21 @@ def _many(load: float, shape: Shape, device: Device, decode: bool) -> Iterator[t
     """Yield blocks of about an expert's *load* first, since larger ones are padding; several blocks
     share its weights in L2.
     """
+    rows = rows_of(shape, device.gfx, decode)
     order = sorted(_MANY, key=lambda tiles: max(0.0, tiles[0] - 2 * load))
     for group in (1, 8) if load <= 64 else (8, 1):
         for block_m, first, second in order:
-            yield Moe(block_m, group, _tile(first, shape, device), _tile(second, shape, device), decode=decode), 1
+            tiles = _tile(first, shape, device, rows), _tile(second, shape, device, rows)
+            yield Moe(block_m, group, *tiles, rows > block_m, decode=decode), 1
 
 
 def _few(block_m: int, shape: Shape, device: Device, *, decode: bool, alone: bool) -> Iterator[tuple[Moe, int]]:
+    rows = rows_of(shape, device.gfx, decode)
     for rank in range(3):
         for first, second, swap in _FEW:
             # AMD's matrix instruction has no long side to turn.
-            turned = swap and device.kind != "amd"
-            kernel = Moe(block_m, 1, _tile(first, shape, device), _tile(second, shape, device), turned, alone, decode)
+            turned = (swap and device.kind != "amd") or rows > block_m
+            kernel = Moe(block_m, 1, _tile(first, shape, device, rows), _tile(second, shape, device, rows), turned, alone, decode)
             splits = _splits(kernel, shape, device)
             if rank < len(splits):
                 yield kernel, splits[rank]
@@ -134,9 +137,12 @@ def _splits(kernel: Moe, shape: Shape, device: Device) -> list[int]:
     return sorted(useful, key=lambda split: abs(math.log(tiles * split / (1.15 * device.cu_num))))
 
 
-def _tile(sizes: tuple[int, int, int, int], shape: Shape, device: Device) -> Tile:
-    """Return a stage's tile, of K in bytes, for the shape's dtype and the architecture."""
+def _tile(sizes: tuple[int, int, int, int], shape: Shape, device: Device, rows: int) -> Tile:
+    """Return a stage's tile, of K in bytes, for the shape's dtype and the architecture; at least so
+    many *rows* of the weight.
+    """
     block_n, nbytes, warps, stages = sizes
+    block_n = max(block_n, rows)
     bits = dtype_bits(str(shape["q_dtype_w"]))
     if ARCHITECTURES[device.gfx].matrix == "wmma":  # fewer registers
         block_n, nbytes = min(block_n, 128), min(nbytes, 128)

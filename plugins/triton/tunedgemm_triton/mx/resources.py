@@ -5,7 +5,7 @@ from __future__ import annotations
 from tunedgemm.plugin import Device, Shape
 from tunedgemm.tools import ARCHITECTURES
 
-from tunedgemm_triton.limits import MAX_PARTIAL_BYTES, MAX_TILES, multiplies_fp4, unsupported_with
+from tunedgemm_triton.limits import MAX_PARTIAL_BYTES, MAX_TILES, unsupported_with
 from tunedgemm_triton.mx.names import OPS, Mx
 from tunedgemm_triton.resources import ceil_div, has_idle_part
 
@@ -31,15 +31,28 @@ def decodes(gfx: str, dtype: str = "fp4x2") -> tuple[bool, ...]:
     """Return the values of ``decode`` that are possible with activations of a dtype, best guess
     first.
 
-    gfx950 and sm_10x multiply mxfp4 by mxfp4 directly. Triton 3.6 computes wrong numbers for bf16
-    by mxfp4 on sm_90, and does not lower scaled products on CDNA 2 and 3. On RDNA decoding in the
-    kernel spills.
+    gfx950 and Blackwell multiply mxfp4 by mxfp4 directly (sm_121 since Triton 3.8). Triton 3.6
+    computes wrong numbers for bf16 by mxfp4 on sm_90, and does not lower scaled products on CDNA 2
+    and 3. On RDNA decoding in the kernel spills.
     """
     if dtype == "bf16":
         return (True,)
-    if multiplies_fp4(gfx) or ARCHITECTURES[gfx].matrix == "wmma":
+    if ARCHITECTURES[gfx].fp4 or ARCHITECTURES[gfx].matrix == "wmma":
         return (False,)
     return (True,) if ARCHITECTURES[gfx].matrix == "mfma" else (True, False)
+
+
+def scaled_rows(gfx: str) -> int:
+    """Return the multiple of rows that the first operand of mxfp4's instruction has.
+
+    Of other rows, and with fewer than four warps, Triton decodes both operands to bf16.
+    """
+    return 128 if ARCHITECTURES[gfx].matrix == "tcgen05" else 1
+
+
+def shares_registers(gfx: str, decode: bool) -> bool:
+    """Return whether decoded operands and sums share the registers, as they do with mma."""
+    return ARCHITECTURES[gfx].matrix == "mma" and (decode or not ARCHITECTURES[gfx].fp4)
 
 
 def tiles_of(kernel: Mx, shape: Shape) -> int:
@@ -77,7 +90,7 @@ def shared_bytes(kernel: Mx, shape: Shape, device: Device) -> int:
     """
     bits = kernel.block_m * (4 if shape.dtype == "fp4x2" else 16) + kernel.block_n * 4
     packed = max(kernel.stages - 1, 1) * bits * kernel.block_k // 8
-    decoded = 0 if multiplies_fp4(device.gfx) else (kernel.block_m + kernel.block_n) * kernel.block_k
+    decoded = 0 if ARCHITECTURES[device.gfx].fp4 else (kernel.block_m + kernel.block_n) * kernel.block_k
     return max(packed, decoded) if device.kind == "amd" else packed + decoded
 
 
@@ -88,11 +101,15 @@ def fits(kernel: Mx, split_k: int, shape: Shape, device: Device) -> bool:
     architecture = ARCHITECTURES[device.gfx]
     if unfit(kernel, split_k, shape, device) or shared_bytes(kernel, shape, device) > architecture.shared_bytes:
         return False
+    rows = 1 if kernel.decode else scaled_rows(device.gfx)
+    if rows > 1 and ((kernel.block_n if kernel.swap else kernel.block_m) % rows or kernel.warps < 4):
+        return False
     threads = kernel.warps * architecture.warp_size
-    # Decoded values are in registers, even and odd elements of K in turn.
-    decoded = (kernel.block_m + kernel.block_n) * kernel.block_k // 2 if kernel.decode else 0
-    # On NVIDIA more than this spills (Triton 3.6, sm_90), on AMD accumulation registers take some
-    # of it.
-    if (kernel.block_m * kernel.block_n + decoded) // threads > (0.75 * architecture.registers if device.kind == "amd" else 128):
+    # Even and odd elements of K are decoded in turn.
+    shared = shares_registers(device.gfx, kernel.decode)
+    decoded = (kernel.block_m + kernel.block_n) * kernel.block_k // 2 if kernel.decode or shared else 0
+    # More than this spills (Triton 3.6 to 3.9). On AMD accumulation registers take some of it.
+    limit = 0.75 * architecture.registers if device.kind == "amd" else 96 if shared else 128
+    if (kernel.block_m * kernel.block_n + decoded) // threads > limit:
         return False
     return not has_idle_part(split_k, ceil_div(shape.k, kernel.block_k))

@@ -9,7 +9,7 @@ from tunedgemm.plugin import Device, PluginError, Shape, Solution
 
 from tunedgemm_triton.cost import sort_splits
 from tunedgemm_triton.mx.names import Mx, parse_name
-from tunedgemm_triton.mx.resources import decodes, fits, tiles_of, unsupported
+from tunedgemm_triton.mx.resources import decodes, fits, scaled_rows, shares_registers, tiles_of, unsupported
 from tunedgemm_triton.resources import ceil_div
 from tunedgemm_triton.space import LIBTYPE
 from tunedgemm_triton.tiles import neighbours
@@ -31,6 +31,10 @@ _MANY = (
     (128, 128, 128, 8, 3), (128, 128, 128, 4, 3), (64, 128, 128, 4, 4), (64, 128, 256, 8, 3), (128, 256, 128, 8, 3), (128, 128, 256, 8, 3),
     (256, 128, 128, 8, 3), (64, 64, 256, 4, 4), (128, 64, 128, 4, 4), (64, 256, 128, 8, 3), (64, 64, 128, 4, 4), (128, 128, 64, 4, 4),
 )  # fmt: skip
+
+
+#: The first for many rows where mma's decoded operands leave few registers.
+_DECODED = (64, 128, 128, 8, 3)
 
 
 def enumerate_solutions(shape: Shape, device: Device) -> Iterator[Solution]:
@@ -70,27 +74,29 @@ def _solution(kernel: Mx, split: int) -> Solution:
 
 
 def _candidates(shape: Shape, device: Device) -> Iterator[tuple[Mx, int]]:
-    amd, covered = device.kind == "amd", max(16, 1 << (shape.m - 1).bit_length())
     for rank in range(3):
         for decode in decodes(device.gfx, shape.dtype):
-            for kernel in _kernels(shape, covered, amd=amd, decode=decode):
+            for kernel in _kernels(shape, device, decode=decode):
                 splits = _splits(kernel, shape, device)
                 if rank < len(splits):
                     yield kernel, splits[rank]
 
 
-def _kernels(shape: Shape, covered: int, *, amd: bool, decode: bool) -> Iterator[Mx]:
-    """Yield the tiles for a class of M.
+def _kernels(shape: Shape, device: Device, *, decode: bool) -> Iterator[Mx]:
+    """Yield the tiles for a class of M, transposed where they have fewer rows of x than the
+    instruction takes.
 
     AMD's matrix instruction has no long side to turn, and its loop keeps one tile in LDS.
     """
+    amd, covered, rows = device.kind == "amd", max(16, 1 << (shape.m - 1).bit_length()), 1 if decode else scaled_rows(device.gfx)
     if shape.m <= 64:
         for block_n, block_k, warps, stages, swap in _FEW:
-            yield Mx(covered, block_n, block_k, 1, warps, 2 if amd else stages, swap and not amd, decode)
+            turned = (swap and not amd) or rows > covered
+            yield Mx(covered, max(block_n, rows), block_k, 1, warps, 2 if amd else stages, turned, decode)
     else:
-        for block_m, block_n, block_k, warps, stages in _MANY:
+        for block_m, block_n, block_k, warps, stages in (_DECODED, *_MANY) if shares_registers(device.gfx, decode) else _MANY:
             if block_m <= covered:
-                yield Mx(block_m, block_n, block_k, 8, warps, 2 if amd else stages, False, decode)
+                yield Mx(block_m, block_n, block_k, 8, warps, 2 if amd else stages, rows > block_m, decode)
 
 
 def _splits(kernel: Mx, shape: Shape, device: Device) -> list[int]:
