@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -11,22 +9,13 @@ from typing import Any
 
 import pytest
 from tunedgemm.plugin import Device, device_of
+from tunedgemm.testing.siblings import module_at
 from tunedgemm_asm import packs, sources
 
 
 def _module(stem: str) -> ModuleType:
-    """Load a sibling module or package by path, since pytest imports tests by path."""
-    name = f"tunedgemm_asm_tests_{stem}"
-    if name not in sys.modules:
-        package = Path(__file__).with_name(stem) / "__init__.py"
-        where = {"submodule_search_locations": [str(package.parent)]} if package.exists() else {}
-        path = package if package.exists() else Path(__file__).with_name(f"{stem}.py")
-        spec = importlib.util.spec_from_file_location(name, path, **where)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
+    """Return a module or package next to this file."""
+    return module_at(Path(__file__).with_name(stem))
 
 
 @pytest.fixture(autouse=True)

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from tunedgemm.testing.siblings import module_at
 
 
 def _import_sibling(stem: str) -> ModuleType:
-    """Import a module next to this file, which has no name: pytest imports tests by path."""
-    name = f"tunedgemm_hipblaslt_tests_{stem}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{stem}.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
+    """Return a module or package next to this file."""
+    return module_at(Path(__file__).with_name(stem))
 
 
 @pytest.fixture(scope="session")
