@@ -265,25 +265,6 @@ def test_explain_answers_for_a_device_that_is_not_present(tmp_path: Path) -> Non
     assert gemm.dispatcher.explain(shape).libtype == "torch"
 
 
-def test_the_real_tables_name_what_aiter_would_run_or_why_it_cannot(repository: Path) -> None:
-    """For every valid row of AITER's bf16 tables,
-    explain on its device gives the libtype or a reason."""
-    folder = repository.parent / "shared" / "aiter" / "configs"
-    if not folder.exists():
-        pytest.skip("AITER's tables are not on this machine")
-    total = 0
-    for path in [folder / "bf16_tuned_gemm.csv", *sorted((folder / "model_configs").glob("*bf16_tuned_gemm.csv"))]:
-        dispatcher = Dispatcher(OP, above=(path,), settings=Settings())
-        rows = [row for row in dispatcher.table.rows if row.source == path and row.valid]
-        assert rows
-        for row in rows:
-            explanation = dispatcher.explain(row.shape, Device(row.gfx, row.cu_num, row.device))
-            passed = {offer.solution.libtype: reason for offer, reason in explanation.passed_over if offer.origin == "table"}
-            assert explanation.libtype == row.solution.libtype or passed[row.solution.libtype]
-            total += 1
-    assert total > 600
-
-
 def test_is_tuned_and_explain_take_operands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The public questions take a call's operands; explain says where torch serves for a gradient."""
     path = table_of(tmp_path / "t.csv", (Shape("a16w16", 4, 16, 32, **F32), Solution("torch", "mm"), 1.0))

@@ -6,12 +6,10 @@ else, does not hang, and takes memory in proportion to the file.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import resource
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Any
 import hypothesis
 import pytest
 from hypothesis import strategies as st
+from tunedgemm.testing.siblings import module_at
 
 #: Seconds of one core for each reader; 0 for a few fixed examples.
 SECONDS = float(os.environ.get("FUZZ_SECONDS") or 0)
@@ -31,7 +30,6 @@ EXAMPLES, BATCH = 25, 100
 #: Most CPU seconds, and most megabytes of new memory, for one small file.
 LONGEST, LARGEST = 3.0, 100
 
-_MUTATIONS = "tunedgemm_tests_mutations"
 AITER = Path(__file__).parents[3] / "shared" / "aiter"
 CORPUS = Path(__file__).with_name("corpus")
 
@@ -39,13 +37,7 @@ CORPUS = Path(__file__).with_name("corpus")
 @pytest.fixture(scope="session")
 def mutations() -> ModuleType:
     """Return the module of mutations."""
-    if _MUTATIONS not in sys.modules:
-        spec = importlib.util.spec_from_file_location(_MUTATIONS, Path(__file__).with_name("mutations.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[_MUTATIONS] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[_MUTATIONS])
-    return sys.modules[_MUTATIONS]
+    return module_at(Path(__file__).with_name("mutations"))
 
 
 class Hang(BaseException):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -14,11 +12,12 @@ import pytest
 
 packs = pytest.importorskip("tunedgemm_asm.packs")
 
+from tunedgemm.testing.siblings import module_at  # noqa: E402
 from tunedgemm_asm import codeobject, manifest  # noqa: E402
 from tunedgemm_asm.abi import ABIS  # noqa: E402
 from tunedgemm_asm.manifest import PackError  # noqa: E402
 
-OBJECTS = Path(__file__).parents[2] / "plugins" / "asm" / "tests" / "objects.py"
+OBJECTS = Path(__file__).parents[2] / "plugins" / "asm" / "tests" / "objects"
 HEAD = b"knl_name,co_name,tn,tileM,tileN,pf,bPreshuffle,splitK,subK,bias\n"
 LINES = HEAD + b"a,a.co,1,96,64,0,0,0,64,1\nb,b.co,1,96,64,1,1,1,64,0 # fast\n"
 
@@ -26,13 +25,7 @@ LINES = HEAD + b"a,a.co,1,96,64,0,0,0,64,1\nb,b.co,1,96,64,1,1,1,64,0 # fast\n"
 @pytest.fixture(scope="session")
 def code() -> bytes:
     """Return a code object with the kernel ``a``."""
-    spec = importlib.util.spec_from_file_location("tunedgemm_asm_tests_objects", OBJECTS)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules.setdefault(spec.name, importlib.util.module_from_spec(spec))
-    if not hasattr(module, "made"):
-        spec.loader.exec_module(module)
-    content: bytes = module.made(["a"])
+    content: bytes = module_at(OBJECTS).made(["a"])
     return content
 
 

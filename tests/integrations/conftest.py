@@ -25,13 +25,11 @@ from tunedgemm.table.csvfile import Row, write_rows
 from tunedgemm.table.folders import untuned_path
 from tunedgemm.table.untuned import read_untuned
 from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
+from tunedgemm.testing.siblings import module_at
 
 SHAPE = Shape("a16w16", 4, 16, 32, "fp32")
 
-_spec = importlib.util.spec_from_file_location("tunedgemm_tests_writes", Path(__file__).with_name("writes.py"))
-assert _spec is not None and _spec.loader is not None
-writes = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(writes)
+writes = module_at(Path(__file__).with_name("writes"))
 
 
 @pytest.fixture

@@ -206,10 +206,3 @@ def test_bytes_moved():
     shape = Shape("a16w16", 2, 4, 8, epilogue="bias", bias_dtype="fp32", outdtype="fp32")
     assert OP.bytes_moved(shape) == 2 * (2 * 8 + 4 * 8) + 4 * 4 + 4 * (2 * 4)
     assert OP.bytes_moved(attrs.evolve(shape, dtype="fp8")) == (2 * 8 + 4 * 8) + 4 * 4 + 4 * (2 * 4)
-
-
-def test_fakes_serve_meta_tensors():
-    """The output's form is known without data."""
-    out = OP.fake(ones(2, 3, 8, device="meta"), ones(4, 8, device="meta"), otype=torch.float32)
-    assert (out.shape, out.dtype, out.device.type) == ((2, 3, 4), torch.float32, "meta")
-    assert OP.fake(ones(2, 8), ones(4, 8)).dtype == BF16

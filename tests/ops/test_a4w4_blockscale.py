@@ -192,13 +192,6 @@ def test_bytes_moved():
     assert OP.bytes_moved(attrs.evolve(which, layout="aiter16x16")) == OP.bytes_moved(which)
 
 
-def test_fakes_serve_meta_tensors():
-    """The output's form is known without data."""
-    x, weight = (torch.empty(*sizes, dtype=FP4, device="meta") for sizes in ((2, 3, 32), (5, 32)))
-    out = OP.fake(x, weight, None, None, otype=torch.float16)
-    assert (out.shape, out.dtype, out.device.type) == ((2, 3, 5), torch.float16, "meta")
-
-
 class TestFunction:
     """AITER's gemm_a4w4."""
 

@@ -21,6 +21,7 @@ from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.libtypes import OF_AITERS_OPS
 from tunedgemm.ops import op_named, ops
+from tunedgemm.ops.formats.shuffle import plain_weight
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import read_rows
@@ -149,6 +150,34 @@ def _misaligned(operand: torch.Tensor) -> torch.Tensor:
     room = torch.zeros(flat.numel() + 1, dtype=flat.dtype)
     room[1:] = flat.reshape(-1)
     return room[1:].view(flat.shape).view(operand.dtype)
+
+
+@EVERY
+def test_fakes_serve_meta_tensors(name: str) -> None:
+    """The output's form is known without data; other tests compare it with outputs."""
+    op = op_named(name)
+    for shape in two_of(op):
+        given, otype = operands_of(op, shape), torch_dtype(shape.outdtype)
+        meta = [None if operand is None else torch.empty_like(plain_weight(operand), device="meta") for operand in given]
+        found, wanted = op.fake(*meta, otype=otype), op.fake(*given, otype=otype)
+        assert (found.shape, found.dtype, found.device.type) == (wanted.shape, otype, "meta")
+
+
+@listed("name", ["a8w8", "a8w8_bpreshuffle", "a8w8_blockscale", "a8w8_blockscale_bpreshuffle", "batched_a8w8"])
+def test_scales_of_other_rows_change_the_result(name: str) -> None:
+    """With the scales of another row, block or batch the result of random operands is out of bounds."""
+    op, rolled = op_named(name), 0
+    for shape in two_of(op):
+        given, bound = operands_of(op, shape), op.tolerance(shape).row_error
+        wanted = op.reference(shape, given)
+        for place, scale in enumerate(given):
+            if scale is None or not op.operands[place].rstrip("?").endswith("_scale"):
+                continue
+            for dimension in (dimension for dimension, size in enumerate(scale.shape) if size > 1):
+                wrong = op.reference(shape, (*given[:place], scale.roll(1, dimension), *given[place + 1 :]))
+                assert worst_row_error(wrong, wanted) > bound, (shape, op.operands[place])
+                rolled += 1
+    assert rolled
 
 
 @EVERY

@@ -400,11 +400,3 @@ class TestInputs:
         assert [getattr(operand, "layout_name", "row") for operand in operands[:3]] == ["row", "aiter16x16", "aiter16x16"]
         assert [tuple(scale.shape) for scale in operands[5:]] == [(1024, 8), (1024, 8)]
         assert OP.shape_of(*operands, quant_type=3) == shape
-
-
-def test_fakes_serve_meta_tensors():
-    """The output's form is known without data."""
-    hidden = torch.empty(4, 128, dtype=BF16, device="meta")
-    out = OP.fake(hidden, hidden, hidden, otype=torch.float16)
-    assert (out.shape, out.dtype, out.device.type) == ((4, 128), torch.float16, "meta")
-    assert OP.fake(hidden).dtype == BF16

@@ -10,24 +10,15 @@ import json
 import os
 import subprocess
 import sys
-from importlib import util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from tunedgemm.testing.siblings import module_at
 
 HERE = Path(__file__).parents[1]
 
 
-def _plugins() -> ModuleType:
-    spec = util.spec_from_file_location("misbehaving", HERE / "misbehaving" / "__init__.py")
-    assert spec is not None and spec.loader is not None
-    module = util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-PLUGINS = _plugins()
+PLUGINS = module_at(HERE / "misbehaving")
 
 
 def tune(folder: Path, libtype: str, *words: str, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:

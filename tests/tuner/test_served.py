@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from importlib import util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -19,6 +17,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
 from tunedgemm.testing.shapes import shapes_of
+from tunedgemm.testing.siblings import module_at
 from tunedgemm.tuner import tune
 from tunedgemm.tuner.requests import CheckServed
 from tunedgemm.tuner.served import CALLS, Served
@@ -26,16 +25,7 @@ from tunedgemm.tuner.session import Session
 from tunedgemm.tuner.trial import Options
 from tunedgemm.tuner.verify import Verifier
 
-
-def _kernels() -> ModuleType:
-    spec = util.spec_from_file_location("misbehaving_kernels", Path(__file__).parents[1] / "misbehaving" / "kernels.py")
-    assert spec is not None and spec.loader is not None
-    module = util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-KERNELS = _kernels()
+KERNELS = module_at(Path(__file__).parents[1] / "misbehaving" / "kernels")
 CHEATS, SHAPE, BIASED, product = KERNELS.CHEATS, KERNELS.SHAPE, KERNELS.BIASED, KERNELS.product
 CPU = torch.device("cpu")
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -20,13 +17,12 @@ from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.testing.cases import ConformanceCases, require_none
 from tunedgemm.testing.launching import (
     Case,
-    concurrent_calls,
     launch,
     output_of_side_stream,
-    replayed,
     share_memory,
     work_of_children,
 )
+from tunedgemm.testing.sharing import fault_of_graphs, fault_of_threads
 from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO, same_bits
 from tunedgemm.tuner.foldings import foldings
 from tunedgemm.tuner.served import Served, as_dispatch_binds
@@ -213,30 +209,24 @@ class LaunchChecks(ConformanceCases):
         faults: list[str] = []
         for case in self._launching(op_name):
             for solution, launcher in case.launchers:
-                faults += case.listed(solution, self._faults_of_threads(case, launcher))
+                faults += case.listed(solution, self._faults_of_sharing(fault_of_threads, case, launcher))
         require_none(faults)
 
-    def _faults_of_threads(self, case: Case, launcher: Launcher) -> Iterator[str]:
-        jobs = [case.drawn(seed) for seed in (0, 1)]
-        call = functools.partial(concurrent_calls, launcher, threading.Barrier(len(jobs)))
-        with ThreadPoolExecutor(len(jobs)) as pool:
-            outs = list(pool.map(call, [job.operands for job in jobs]))
-        for job, several in zip(jobs, outs, strict=True):
-            yield from {case.fault(out, job.reference) for out in several} - {""}
-
     def test_graphs_capture_what_claims_to_be_graph_safe(self, op_name: str) -> None:
-        """Check that a captured launch recomputes its output at every replay, from the current operands."""
+        """Check that two graphs, replayed at once on two streams, recompute their outputs at every replay."""
         faults, captured = list[str](), False
         for case in self._launching(op_name):
             for solution, launcher in case.launchers if case.shape.m else ():
                 if launcher.graph_safe:
                     captured = True
-                    faults += case.listed(solution, self._faults_of_replay(case, launcher))
+                    faults += case.listed(solution, self._faults_of_sharing(fault_of_graphs, case, launcher))
         require_none(faults)
         if not captured:
             pytest.skip(f"no launcher of {self.libtype} claims to be graph safe")
 
-    def _faults_of_replay(self, case: Case, launcher: Launcher) -> Iterator[str]:
-        later = case.drawn(1)
-        if fault := case.fault(replayed(launcher, case.operands, later.operands), later.reference):
-            yield fault
+    def _faults_of_sharing(self, check: Callable[..., str], case: Case, launcher: Launcher) -> Iterator[str]:
+        """Yield the fault of calls with two sets of operands, each output within the op's tolerance."""
+        drawn = [case.drawn(seed) for seed in (0, 1)]
+        operands = [each.operands for each in drawn]
+        if found := check(launcher, operands, fault=lambda index, out: case.fault(out, drawn[index].reference)):
+            yield found

@@ -1,10 +1,9 @@
-"""Launches of the conformance suite: operands, references, bound launchers, threads and graphs."""
+"""Launches of the conformance suite: operands, references and bound launchers."""
 
 from __future__ import annotations
 
 import contextlib
 import resource
-import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -16,7 +15,8 @@ from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.ops import op_named
-from tunedgemm.ops.formats.contents import duplicate, overwrite
+from tunedgemm.ops.formats.contents import duplicate
+from tunedgemm.ops.formats.shuffle import plain_weight
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
@@ -25,8 +25,6 @@ from tunedgemm.tuner.watching import Poisoned
 
 #: Bytes of operands and references that a session keeps for later checks and other backends.
 KEPT_BYTES = 1 << 29
-#: Calls of each of two threads, on a GPU and on a CPU, where a fake is slow and switches often.
-_GPU_CALLS, _CPU_CALLS = 4, 2
 #: Cycles for which the default stream is held up: some 10 ms, longer than a kernel takes.
 _BUSY_CYCLES = 20_000_000
 
@@ -147,7 +145,7 @@ class Case:
 
 
 class LaunchFault(AssertionError):
-    """A launcher raised."""
+    """A launcher raised, or wrote outside its output."""
 
 
 def launch(launcher: Launcher, operands: Sequence[Any]) -> Any:
@@ -161,6 +159,36 @@ def launch(launcher: Launcher, operands: Sequence[Any]) -> Any:
     except Exception as error:  # a plugin may raise anything
         sizes = ", ".join("None" if operand is None else f"{tuple(operand.shape)} {operand.dtype}" for operand in operands)
         raise LaunchFault(f"raised {type(error).__name__} for {sizes}: {error}") from error
+
+
+def bind_launcher(backend: Any, solution: Solution, shape: Shape, device: Device) -> Launcher:
+    """Return a solution's launcher; fail with the reason where `bind` refuses it."""
+    answer = backend.bind(solution, shape, device)
+    assert isinstance(answer, Launcher), f"{shape}: {solution}: {answer}"
+    return answer
+
+
+def draw_operands(shape: Shape, device: Device, seed: int = 0) -> tuple[Any, ...]:
+    """Return random operands as a plugin's launchers get them: shuffled weights are plain."""
+    return tuple(plain_weight(operand) for operand in op_named(shape.op).make_inputs(shape, device.torch_device, seed))
+
+
+def poisoned_output(launcher: Launcher, operands: Sequence[Any]) -> Any:
+    """Return the output of one call whose memory held NaN.
+
+    Raises:
+        LaunchFault: the launcher raised, or wrote outside its output and workspace.
+    """
+    with Poisoned() as poisoned:
+        out = launch(launcher, operands)
+    if poisoned.overwritten():
+        raise LaunchFault("writes outside its output or workspace")
+    return out
+
+
+def fault_of(shape: Shape, out: Any, operands: tuple[Any, ...]) -> str:
+    """Return how an output exceeds the op's tolerance of the product of its operands; "" for a right one."""
+    return output_fault(shape, out, op_named(shape.op).reference(shape, operands))
 
 
 def work_of_children() -> tuple[float, ...]:
@@ -185,44 +213,3 @@ def output_of_side_stream(launcher: Launcher, operands: Sequence[Any]) -> Any:
         seen = duplicate(launch(launcher, operands))
     torch.cuda.synchronize()
     return seen
-
-
-def concurrent_calls(launcher: Launcher, start: threading.Barrier, operands: tuple[Any, ...]) -> list[Any]:
-    """Return the outputs of several calls from this thread, on a separate stream."""
-    import torch
-
-    def call(count: int) -> list[Any]:
-        start.wait(timeout=60)
-        return [launch(launcher, operands) for _ in range(count)]
-
-    device = operands[0].device
-    if device.type == "cpu":
-        return call(_CPU_CALLS)
-    torch.cuda.synchronize(device)
-    stream = torch.cuda.Stream(device)
-    with torch.cuda.stream(stream):
-        outs = call(_GPU_CALLS)
-    stream.synchronize()
-    return outs
-
-
-def replayed(launcher: Launcher, operands: tuple[Any, ...], later: tuple[Any, ...]) -> Any:
-    """Return the output of a graph captured over *operands* and replayed with the values of *later*."""
-    import torch
-
-    held = [None if operand is None else duplicate(operand) for operand in operands]
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        launch(launcher, held)  # slow first calls happen before a capture
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = launch(launcher, held)
-    for old, new in zip(held, later, strict=True):
-        if old is not None:
-            overwrite(old, new)
-    out.view(torch.uint8).fill_(0xFF)
-    graph.replay()
-    torch.cuda.synchronize()
-    return out

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from tunedgemm.plugin import Device, device_of
+from tunedgemm.testing.siblings import module_at
 from tunedgemm_asm import packs, sources
 
 
 def _module(stem: str) -> ModuleType:
-    """Load a sibling module or package by path, since pytest imports tests by path."""
-    name = f"tunedgemm_asm_tests_{stem}"
-    if name not in sys.modules:
-        package = Path(__file__).with_name(stem) / "__init__.py"
-        where = {"submodule_search_locations": [str(package.parent)]} if package.exists() else {}
-        path = package if package.exists() else Path(__file__).with_name(f"{stem}.py")
-        spec = importlib.util.spec_from_file_location(name, path, **where)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
+    """Return a module or package next to this file."""
+    return module_at(Path(__file__).with_name(stem))
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +64,19 @@ def gcn() -> ModuleType:
 def ptx() -> ModuleType:
     """Return the emulator of PTX text."""
     return _module("ptx")
+
+
+@pytest.fixture(scope="session")
+def device() -> Device:
+    """Return the first GPU."""
+    return device_of(0)
+
+
+@pytest.fixture(scope="session")
+def ptx_families() -> dict[str, ModuleType]:
+    """Return the modules with the cases and planted mistakes of each family of PTX kernels."""
+    stems = {"plain": "run", "eight bits": "eight_bits", "columns": "columns", "panels": "panels", "turns": "turns", "stream-K": "stream"}
+    return {name: _module(f"test_ptx_{stem}") for name, stem in stems.items()}
 
 
 @pytest.fixture(scope="session")

@@ -33,9 +33,13 @@ CASES: dict[str, list[tuple[Shape, str, int]]] = {
         )
     ],
     "aiter-f4gemm": [
-        (Shape("a4w4_blockscale", 40, 144, 768, dtype="fp4x2", outdtype="bf16", scale="block", layout="aiter16x16"), "f4gemm", 1)
+        (Shape("a4w4_blockscale", 40, 144, 768, dtype="fp4x2", outdtype="bf16", scale="block", layout="aiter16x16"), "f4gemm", 1),
+        (Shape("a4w4_blockscale", 40, 528, 1280, dtype="fp4x2", outdtype="bf16", scale="block", layout="aiter16x16"), "f4gemm", 1),
     ],
-    "tunedgemm-bf16": [(Shape("a16w16", 40, 100, 320, epilogue="bias"), "", 2)],
+    "tunedgemm-bf16": [
+        (Shape("a16w16", 40, 100, 320, epilogue="bias"), "", 2),
+        (Shape("a16w16", 70, 100, 320, outdtype="fp32", epilogue="bias", bias_dtype="fp32"), "", 3),
+    ],
 }
 #: Fields that AITER's launchers leave at zero.
 IDLE = {

@@ -1,4 +1,4 @@
-"""Run kernels made by clang, Triton and AMD on the emulator, and compare with numpy."""
+"""Run kernels made by Triton and AMD on the emulator, and compare with numpy."""
 
 from __future__ import annotations
 
@@ -21,46 +21,7 @@ pytestmark = pytest.mark.nightly
 
 #: Read before a fixture hides it.
 TREE = Path(os.environ.get("AITER_ASM_DIR") or "/nonexistent")
-CLANGS = [found for name in ("clang", *(f"clang-{version}" for version in range(26, 16, -1))) if (found := shutil.which(name))]
 OBJDUMPS = [found for name in (*(f"llvm-objdump-{n}" for n in range(26, 16, -1)), "llvm-objdump") if (found := shutil.which(name))]
-
-HIP = """
-typedef short half4 __attribute__((ext_vector_type(4)));
-typedef float float4_ __attribute__((ext_vector_type(4)));
-typedef float float16_ __attribute__((ext_vector_type(16)));
-#define KERNEL(threads) extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(threads, threads))) void
-#define FENCE(order) __builtin_amdgcn_fence(order, "workgroup")
-#define MEET FENCE(__ATOMIC_RELEASE); __builtin_amdgcn_s_barrier(); FENCE(__ATOMIC_ACQUIRE)
-KERNEL(64) small(const half4* a, const half4* b, float* c, int k) {
-  int lane = __builtin_amdgcn_workitem_id_x(), group = __builtin_amdgcn_workgroup_id_x();
-  float4_ sum = {0, 0, 0, 0};
-  for (int i = 0; i < k; i += 16)
-    sum = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(a[((group * 16 + lane % 16) * k + i) / 4 + lane / 16],
-                                                    b[(lane % 16 * k + i) / 4 + lane / 16], sum, 0, 0, 0);
-  for (int r = 0; r < 4; r++) c[(group * 16 + 4 * (lane / 16) + r) * 16 + lane % 16] = sum[r];
-}
-KERNEL(64) wide(const half4* a, const half4* b, float* c, int k) {
-  int lane = __builtin_amdgcn_workitem_id_x(), group = __builtin_amdgcn_workgroup_id_x();
-  float16_ sum = {0};
-  for (int i = 0; i < k; i += 8)
-    sum = __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(a[((group * 32 + lane % 32) * k + i) / 4 + lane / 32],
-                                                   b[(lane % 32 * k + i) / 4 + lane / 32], sum, 0, 0, 0);
-  for (int r = 0; r < 16; r++) c[(group * 32 + 8 * (r / 4) + 4 * (lane / 32) + r % 4) * 32 + lane % 32] = sum[r];
-}
-KERNEL(256) total(const float* a, float* c, unsigned* count, int n) {
-  __attribute__((shared)) static float part[256];
-  int lane = __builtin_amdgcn_workitem_id_x(), group = __builtin_amdgcn_workgroup_id_x();
-  float sum = 0;
-  for (int i = lane; i < n; i += 256) sum += a[group * n + i];
-  part[lane] = sum;
-  for (int step = 128; step; step >>= 1) {
-    MEET;
-    if (lane < step) part[lane] += part[lane + step];
-  }
-  MEET;
-  if (lane == 0) { c[group] = part[0]; __hip_atomic_fetch_add(count, 1u, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT); }
-}
-"""
 
 
 def disassembled(path):
@@ -71,62 +32,6 @@ def disassembled(path):
         if not any(each.returncode for each in done):
             return done[0].stdout, done[1].stdout
     pytest.skip("no llvm-objdump that knows gfx942")
-
-
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    """Compile the source above with clang; return the text and the disassembly."""
-    folder = tmp_path_factory.mktemp("clang")
-    source = folder / "k.hip"
-    source.write_text(HIP)
-    options = [
-        "-x",
-        "hip",
-        "--cuda-device-only",
-        "--offload-arch=gfx942",
-        "-nogpulib",
-        "-nogpuinc",
-        "--no-gpu-bundle-output",
-        "-O3",
-        str(source),
-    ]
-    for clang in CLANGS:
-        done = subprocess.run([clang, *options, "-S", "-o", str(folder / "k.s")], capture_output=True, text=True)
-        if done.returncode == 0:
-            subprocess.run([clang, *options, "-o", str(folder / "k.co")], capture_output=True, check=True)
-            return {"text": ((folder / "k.s").read_text(), ""), "object": disassembled(folder / "k.co")}
-    pytest.skip("no clang compiles HIP for gfx942")
-
-
-@pytest.mark.parametrize("form", ["text", "object"])
-@pytest.mark.parametrize(("name", "side"), [("small", 16), ("wide", 32)])
-def test_products_that_clang_compiles(gcn, compiled, form, name, side):
-    """Clang's MFMA builtins compute the product, from text and from disassembly."""
-    text, descriptors = compiled[form]
-    kernel = gcn.kernels_of(text, "gfx942", descriptors)[name]
-    draw = np.random.default_rng(side)
-    x, weight = (gcn.numbers.bf16(draw.standard_normal((rows, 64))) for rows in (2 * side, side))
-    memory = gcn.Memory()
-    given = [("Q", memory.place("x", x)), ("Q", memory.place("weight", weight)), ("Q", memory.place("out", 8 * side * side)), ("i", 64)]
-    gcn.launch(kernel, (2,), (64,), gcn.arguments(*given), memory)
-    assert gcn.numbers.wrong(memory.read("out", np.float32).reshape(2 * side, side), x, weight, None, "fp32") <= 1
-
-
-@pytest.mark.parametrize("order", ["up", "down"])
-def test_a_sum_that_clang_compiles(gcn, compiled, order):
-    """A sum through LDS, masks and a publishing atomic is right."""
-    kernel = gcn.kernels_of(*compiled["object"][:1], "gfx942", compiled["object"][1])["total"]
-    values = np.random.default_rng(1).integers(-99, 99, (3, 1000)).astype(np.float32)
-    memory = gcn.Memory()
-    given = [
-        ("Q", memory.place("x", values)),
-        ("Q", memory.place("out", 12)),
-        ("Q", memory.place("count", np.zeros(1, np.uint32))),
-        ("i", 1000),
-    ]
-    gcn.launch(kernel, (3,), (256,), gcn.arguments(*given), memory, gcn.Rules(order=order))
-    assert memory.read("out", np.float32).tolist() == values.sum(axis=1).tolist()
-    assert memory.read("count", np.uint32).tolist() == [3]
 
 
 TRITON = """

@@ -43,26 +43,6 @@ def test_ragged_rows_are_right(asm: Any, over: ModuleType, fake: ModuleType, fai
 
 
 @gfx950
-def test_leading_dimensions_are_kept(asm: Any, over: ModuleType, fake: ModuleType) -> None:
-    """x [..., K] gives an output [..., N]."""
-    for shape, name, split in (
-        (attrs.evolve(PRODUCT, m=12), name_of(fake, 32, shuffled=False, prefetch=3), 1),
-        (attrs.evolve(PRODUCT, m=12), name_of(fake, 32, shuffled=False, splits=True), 2),
-        (attrs.evolve(INT8, m=12), fake.ROWS["i8gemm"][0]["knl_name"], 2),
-        (attrs.evolve(FP4, m=12), fake.ROWS["f4gemm"][1]["knl_name"], 1),
-    ):
-        case = over.case(shape)
-        x, *rest = case.plain
-        out = over.bound(asm, name, shape, split).call(x.view(3, 4, -1), *rest)
-        assert out.shape == (3, 4, shape.n)
-        assert case.wrong(out.reshape(12, shape.n), 2) == ""
-        vector = attrs.evolve(shape, m=1)
-        case = over.case(vector)
-        out = over.bound(asm, name, vector, split).call(*case.plain)
-        assert (out.shape, case.wrong(out, 2)) == ((1, shape.n), "")
-
-
-@gfx950
 def test_plain_fp4_weights_go_with_shuffled_scales(asm: Any, over: ModuleType, fake: ModuleType) -> None:
     """AITER's kernels for plain weights are right with shuffled scales, and refuse row-major ones."""
     name = fake.ROWS["f4gemm"][3]["knl_name"]

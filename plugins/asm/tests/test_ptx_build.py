@@ -51,47 +51,13 @@ VARIANTS = [
     Variant(KernelConfig(16, 128, 12, swapped=True), "bf16", "bf16", "bf16", split=True, columns=True),
     Variant(KernelConfig(128, 192, 4, cluster=2, panels=3), "fp16", "fp16", "fp32", True, columns=True),
     Variant(KernelConfig(128, 128, 5, promoted=True), "fp8_e4m3fn", "bf16", "fp32", scale="row", columns=True),
-    Variant(
-        KernelConfig(128, 256, 4, promoted=True, staged=True),
-        "fp8_e4m3fn",
-        "bf16",
-        split=True,
-        scale="block",
-        columns=True,
-        transposed=True,
-    ),
-    Variant(
-        KernelConfig(128, 224, 5, promoted=True, staged=True),
-        "fp8_e4m3fn",
-        "bf16",
-        split=True,
-        scale="block",
-        columns=True,
-        transposed=True,
-    ),
-    Variant(
-        KernelConfig(64, 256, 4, swapped=True, promoted=True, staged=True),
-        "fp8_e4m3fn",
-        "fp32",
-        split=True,
-        scale="block",
-        columns=True,
-        transposed=True,
-    ),
-    Variant(KernelConfig(128, 224, 5, promoted=True, staged=True), "fp8_e4m3fn", "bf16", split=True, scale="block", transposed=True),
-    Variant(
-        KernelConfig(128, 256, 4, promoted=True, staged=True), "fp8_e4m3fn", "bf16", split=True, scale="block", transposed=True, padded=True
-    ),
-    Variant(
-        KernelConfig(64, 256, 4, swapped=True, promoted=True, staged=True),
-        "fp8_e4m3fn",
-        "fp32",
-        "",
-        True,
-        scale="block",
-        transposed=True,
-        padded=True,
-    ),
+]
+
+#: Scales by block in the other orders of x's scales, with a plain weight and one in columns.
+VARIANTS += [
+    Variant(KernelConfig(*sizes, swapped=swapped, promoted=True, staged=True), "fp8_e4m3fn", outdtype, split=True, scale="block", **layout)
+    for sizes, swapped, outdtype in (((128, 256, 4), False, "bf16"), ((128, 224, 5), False, "bf16"), ((64, 256, 4), True, "fp32"))
+    for layout in ({"columns": True, "transposed": True}, {"transposed": True}, {"transposed": True, "padded": True})
 ]
 
 #: Promotion that overlaps the next portion.

@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Any
 
 import attrs
-import numpy as np
 import pytest
 import torch
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported
@@ -62,25 +61,8 @@ SMALL = (KernelConfig(64, 16, 2, 1), of("a16w16", (100, 24, 384)), 1)
 BLOCKS = (KernelConfig(64, 96, 2, 1, promoted=True, staged=True), of(BY_BLOCK, (100, 200, 384), FP8), 1)
 
 
-def test_products_are_exact(ptx: ModuleType, failing: Any) -> None:
-    """Products of shuffled weights are exact and read nothing outside."""
-
-    def check(config: KernelConfig, shape: Shape, splits: int, multiprocessors: int) -> None:
-        out, wanted = ptx.Bench(shape, config, splits, multiprocessors).output()
-        np.testing.assert_array_equal(out, wanted)
-
-    assert not failing(check, CASES)
-
-
-@pytest.mark.parametrize("case", [SMALL, BLOCKS], ids=["16 bits", "blocks"])
-def test_no_order_of_events_matters(ptx: ModuleType, case: tuple[KernelConfig, Shape, int]) -> None:
-    """Four other orders of events give the same bits with two splits."""
-    config, shape, _ = case
-    for seed in range(1, 5):
-        out, wanted = ptx.Bench(shape, config, 2, 2, seed).output()
-        np.testing.assert_array_equal(out, wanted)
-
-
+#: Config, shape, splits, multiprocessors, seeds: `test_ptx_run` runs these orders of events.
+ORDERS = [(*case[:2], 2, 2, range(1, 5)) for case in (SMALL, BLOCKS)]
 #: Name -> case, pattern in its text, replacement: a plausible mistake of a kernel.
 MISTAKES = {
     "the same column is loaded for each step": (SMALL, r"(add\.u32 (%r\d+), \2), 1;\n(    add\.u32 (%r\d+), \4, 1;)", r"\1, 0;\n\3"),
@@ -94,15 +76,6 @@ MISTAKES = {
     "scales of x lie row by row": (BLOCKS, r"mul\.wide\.u32 (%d\d+), %r0, 4;", r"mov.b64 \1, 4;"),
     "scales of x begin at the row's first block": (BLOCKS, r"mad\.lo\.u32 (%r\d+), 0, %r0, (%r\d+);", r"mad.lo.u32 \1, \2, 3, 0;"),
 }
-
-
-def test_the_emulator_finds_mistakes(ptx: ModuleType, failing: Any) -> None:
-    """The emulator finds each planted mistake."""
-
-    def check(mistake: str) -> None:
-        assert ptx.mistake_shows(*MISTAKES[mistake])
-
-    assert not failing(check, itertools.product(MISTAKES))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Run weights in columns on a Hopper GPU: bits of plain weights, graphs, large weights, dispatch."""
+"""Run weights in columns on a Hopper GPU: bits of plain weights, large weights, dispatch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import attrs
 import pytest
 import torch
 import tunedgemm
-from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of
-from tunedgemm.tools import ops, plain_weight, shuffle_weight
+from tunedgemm.plugin import Device, Launcher, Shape, Solution
+from tunedgemm.testing.launching import bind_launcher, draw_operands
+from tunedgemm.tools import shuffle_weight
 from tunedgemm_asm import asm
 from tunedgemm_asm.ptx.names import COLUMNS, KernelConfig
 
@@ -39,13 +40,6 @@ KINDS = {
     "blocks swapped split": (BLOCKS, KernelConfig(8, 64, 12, 1, swapped=True, promoted=True, staged=True), 3),
     "blocks cluster": (BLOCKS, KernelConfig(128, 160, 5, cluster=2, promoted=True, staged=True), 1),
 }
-kinds = pytest.mark.parametrize("kind", KINDS)
-
-
-@pytest.fixture
-def device() -> Device:
-    """Return the first GPU."""
-    return device_of(0)
 
 
 def plain_of(shape: Shape) -> Shape:
@@ -53,17 +47,9 @@ def plain_of(shape: Shape) -> Shape:
     return attrs.evolve(shape, op=shape.op.removesuffix("_bpreshuffle"), layout="row")
 
 
-def operands(shape: Shape, device: Device, seed: int = 0) -> tuple[Any, ...]:
-    """Return random operands as a launcher gets them."""
-    made = ops()[shape.op].make_inputs(shape, device.torch_device, seed)
-    return tuple(plain_weight(each) for each in made if each is not None)
-
-
 def bound(config: KernelConfig, splits: int, shape: Shape, device: Device) -> Launcher:
     """Bind a configuration."""
-    answer = asm.bind(Solution("asm", config.name, splits), shape, device)
-    assert isinstance(answer, Launcher), answer
-    return answer
+    return bind_launcher(asm, Solution("asm", config.name, splits), shape, device)
 
 
 def test_the_bits_are_those_of_a_plain_weight(device: Device, failing: Any) -> None:
@@ -72,33 +58,12 @@ def test_the_bits_are_those_of_a_plain_weight(device: Device, failing: Any) -> N
     def check(kind: str, sizes: tuple[int, int, int]) -> None:
         like, config, splits = KINDS[kind]
         shape = attrs.evolve(like, m=sizes[0], n=sizes[1], k=sizes[2])
-        out = bound(config, splits, shape, device).call(*operands(shape, device))
-        wanted = bound(config, splits, plain_of(shape), device).call(*operands(plain_of(shape), device))
+        out = bound(config, splits, shape, device).call(*draw_operands(shape, device))
+        wanted = bound(config, splits, plain_of(shape), device).call(*draw_operands(plain_of(shape), device))
         assert wanted.float().abs().max() > 0
         assert torch.equal(out, wanted)
 
     assert not failing(check, itertools.product(KINDS, [(128, 128, 1024), (300, 456, 1024), (37, 104, 640), (2048, 1544, 2048)]))
-
-
-def test_a_graph_reads_new_inputs(device: Device, failing: Any) -> None:
-    """A replayed graph has the bits of a plain weight."""
-
-    def check(kind: str) -> None:
-        shape, config, splits = KINDS[kind]
-        launcher, given, graph = bound(config, splits, shape, device), operands(shape, device), torch.cuda.CUDAGraph()
-        launcher.call(*given)
-        with torch.cuda.graph(graph):
-            first, second = launcher.call(*given), launcher.call(*given)
-        for seed in range(1, 4):
-            given[0].copy_(operands(shape, device, seed)[0])
-            graph.replay()
-            torch.cuda.synchronize()
-            plain = operands(plain_of(shape), device)
-            plain[0].copy_(given[0])
-            assert torch.equal(first, bound(config, splits, plain_of(shape), device).call(*plain))
-            assert torch.equal(first, second)
-
-    assert not failing(check, itertools.product(KINDS))
 
 
 def test_a_weight_of_more_elements_than_32_bits_count(device: Device) -> None:
@@ -106,7 +71,7 @@ def test_a_weight_of_more_elements_than_32_bits_count(device: Device) -> None:
     if torch.cuda.mem_get_info(device.torch_device)[0] < 20 << 30:
         pytest.skip("needs 20 GiB of the GPU's memory")
     shape, config = Shape("a16w16", 13, 1_050_000, 2048 + 64, layout=COLUMNS), KernelConfig(16, 128, 8, swapped=True)
-    x, weight = operands(plain_of(shape), device)
+    x, weight = draw_operands(plain_of(shape), device)[:2]
     out = bound(config, 1, shape, device).call(x, shuffle_weight(weight, COLUMNS).plain)
     assert weight.numel() > 1 << 31
     assert torch.equal(out, bound(config, 1, plain_of(shape), device).call(x, weight))

@@ -89,40 +89,6 @@ OVERLAPPED = (attrs.evolve(BLOCKS[0], overlapped=True), of("block", (100, 200, 5
 ROWS = (KernelConfig(64, 32, 2, 1), of("row", (100, 40, 400)), 1)
 
 
-def test_products_are_exact(ptx: ModuleType, failing: Any) -> None:
-    """Products are exact, and no rule is broken."""
-
-    def check(config: KernelConfig, shape: Shape, splits: int, multiprocessors: int) -> None:
-        out, wanted = ptx.Bench(shape, config, splits, multiprocessors).output()
-        np.testing.assert_array_equal(out, wanted)
-
-    assert not failing(check, CASES)
-
-
-def test_no_order_of_events_matters(ptx: ModuleType, failing: Any) -> None:
-    """Five other orders of events give the same bits."""
-
-    def check(case: tuple[KernelConfig, Shape, int]) -> None:
-        config, shape, splits = case
-        for seed in range(1, 6):
-            out, wanted = ptx.Bench(shape, config, splits, 2, seed).output()
-            np.testing.assert_array_equal(out, wanted)
-
-    assert not failing(
-        check,
-        itertools.product(
-            [
-                BLOCKS,
-                (*BLOCKS[:2], 2),
-                (attrs.evolve(BLOCKS[0], cluster=2), BLOCKS[1], 2),
-                OVERLAPPED,
-                ROWS,
-                (*ROWS[:2], 2),
-            ]
-        ),
-    )
-
-
 def test_sums_of_integers_are_whole(ptx: ModuleType) -> None:
     """int8 partials are added as integers, beyond the precision of fp32."""
     config, shape = KernelConfig(8, 64, 3, 1, swapped=True), of("tensor", (3, 8, 2176), "int8", "fp32")
@@ -144,6 +110,11 @@ def test_numbers_of_eight_bits(ptx: ModuleType) -> None:
     np.testing.assert_array_equal(out, wanted)
 
 
+#: Config, shape, splits, multiprocessors, seeds: `test_ptx_run` runs these orders of events.
+ORDERS = [
+    (*case, 2, range(1, 6))
+    for case in (BLOCKS, (*BLOCKS[:2], 2), (attrs.evolve(BLOCKS[0], cluster=2), BLOCKS[1], 2), OVERLAPPED, ROWS, (*ROWS[:2], 2))
+]
 #: Name -> case, pattern in its text, replacement: a plausible mistake that a kernel could
 #: have.
 MISTAKES = {
@@ -188,15 +159,6 @@ MISTAKES = {
     "scales of columns are left out": (ROWS, r"(mul\.rn\.f32 .*\n)    mul\.rn\.f32 (%f\d+), (%f\d+), .*;", r"\1    mov.f32 \2, \3;"),
     "a step along K is 64 elements": (ROWS, r"(LOAD_1(?:.*\n)*?    add\.u32 (%r\d+), \2), 128;", r"\1, 64;"),
 }
-
-
-def test_the_emulator_finds_mistakes(ptx: ModuleType, failing: Any) -> None:
-    """The emulator finds each planted mistake in one of five orders of events."""
-
-    def check(mistake: str) -> None:
-        assert ptx.mistake_shows(*MISTAKES[mistake])
-
-    assert not failing(check, itertools.product(MISTAKES))
 
 
 def test_plans_refuse_unsupported_dtypes_and_scales(failing: Any) -> None:

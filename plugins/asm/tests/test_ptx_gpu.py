@@ -1,20 +1,17 @@
-"""Run generated PTX on a Hopper GPU: random products, repeated bits, graphs, threads, large
-operands.
-"""
+"""Run generated PTX on a Hopper GPU: random products, sums of fp8, large operands, times."""
 
 from __future__ import annotations
 
 import itertools
 import random
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import attrs
 import pytest
 import torch
-from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of
-from tunedgemm.tools import ops
+from tunedgemm.plugin import Device, Launcher, Shape, Solution
+from tunedgemm.testing.launching import bind_launcher, draw_operands, poisoned_output
+from tunedgemm.testing.sharing import differing_calls
 from tunedgemm_asm import asm
 from tunedgemm_asm.ptx.limits import unfit
 from tunedgemm_asm.ptx.names import KernelConfig, parse_name
@@ -98,9 +95,6 @@ KINDS = {name: (SHAPE, *chosen) for name, chosen in CONFIGS.items()} | {
     "panels of blocks cluster": (BLOCKS, KernelConfig(128, 224, 4, cluster=2, promoted=True, staged=True, panels=6), 1),
     "panels of blocks, high tile": (BLOCKS, KernelConfig(256, 128, 3, promoted=True, staged=True, panels=4), 2),
 }
-kinds = pytest.mark.parametrize("kind", KINDS)
-#: Replays of each graph; launches in a graph.
-REPLAYS, LAUNCHES = 5000, 2
 LARGE = Shape("a16w16", 1, 1, 64)
 #: Shapes with an operand or output of more than 2^31 elements, and a configuration.
 SIZES = {
@@ -112,32 +106,9 @@ SIZES = {
 }
 
 
-@pytest.fixture
-def device() -> Device:
-    """Return the first GPU."""
-    return device_of(0)
-
-
-@pytest.fixture
-def nan_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fill all memory that a launcher allocates with NaN."""
-    plain = torch.empty
-
-    def filled(*sizes: Any, **options: Any) -> torch.Tensor:
-        made = plain(*sizes, **options)
-        if not made.is_cuda or not made.numel():
-            return made
-        if made.dtype == torch.uint8:
-            return made.fill_(0xFF)
-        return made.fill_(float("nan")) if made.dtype in (torch.bfloat16, torch.float16, torch.float32) else made
-
-    monkeypatch.setattr(torch, "empty", filled)
-    yield
-
-
-def operands(shape: Shape, device: Device, seed: int = 0) -> tuple[Any, ...]:
-    """Return random operands, without an absent bias."""
-    return tuple(each for each in ops()[shape.op].make_inputs(shape, device.torch_device, seed) if each is not None)
+def bound(config: KernelConfig, splits: int, shape: Shape, device: Device) -> Launcher:
+    """Bind a configuration."""
+    return bind_launcher(asm, Solution("asm", config.name, splits), shape, device)
 
 
 def values(given: tuple[Any, ...], shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
@@ -167,14 +138,7 @@ def fault(out: torch.Tensor, given: tuple[Any, ...], shape: Shape, promoted: boo
     return "" if worst <= 2.0**-24 else f"off by {worst} beyond rounding, {torch.isnan(out).sum().item()} NaN"
 
 
-def bound(config: KernelConfig, splits: int, shape: Shape, device: Device) -> Launcher:
-    """Bind a configuration."""
-    answer = asm.bind(Solution("asm", config.name, splits), shape, device)
-    assert isinstance(answer, Launcher), answer
-    return answer
-
-
-def test_each_kind_computes_its_product(device: Device, nan_first: None, failing: Any) -> None:
+def test_each_kind_computes_its_product(device: Device, failing: Any) -> None:
     """Every kind computes its product, from one tile to many with tails."""
 
     def check(kind: str, sizes: tuple[int, int, int]) -> None:
@@ -182,13 +146,13 @@ def test_each_kind_computes_its_product(device: Device, nan_first: None, failing
         shape = attrs.evolve(like, m=sizes[0], n=sizes[1], k=sizes[2])
         if reason := unfit(config, splits, shape):
             pytest.skip(reason)
-        given = operands(shape, device)
-        assert fault(bound(config, splits, shape, device).call(*given), given, shape, config.promoted) == ""
+        given = draw_operands(shape, device)
+        assert fault(poisoned_output(bound(config, splits, shape, device), given), given, shape, config.promoted) == ""
 
     assert not failing(check, itertools.product(KINDS, [(128, 128, 64), (300, 456, 1008), (37, 105, 336), (1, 8, 528), (4096, 1536, 2048)]))
 
 
-def test_random_products(device: Device, nan_first: None, failing: Any) -> None:
+def test_random_products(device: Device, failing: Any) -> None:
     """Listed 16-bit solutions and their neighbours compute random products."""
 
     def check(seed: int) -> None:
@@ -202,7 +166,7 @@ def test_random_products(device: Device, nan_first: None, failing: Any) -> None:
     assert not failing(check, itertools.product(range(60)))
 
 
-def test_random_products_of_eight_bits(device: Device, nan_first: None, failing: Any) -> None:
+def test_random_products_of_eight_bits(device: Device, failing: Any) -> None:
     """Listed 8-bit solutions and their neighbours compute random products."""
 
     def check(seed: int) -> None:
@@ -220,7 +184,7 @@ def test_random_products_of_eight_bits(device: Device, nan_first: None, failing:
     assert not failing(check, itertools.product(range(90)))
 
 
-def test_random_turns(device: Device, nan_first: None, failing: Any) -> None:
+def test_random_turns(device: Device, failing: Any) -> None:
     """Random ping-pong configurations compute random products with the same bits."""
 
     def check(seed: int) -> None:
@@ -234,16 +198,16 @@ def test_random_turns(device: Device, nan_first: None, failing: Any) -> None:
         outdtype, k = chance.choice(("bf16", "fp16", "fp32")), 8 * chance.choice((chance.randint(1, 60), chance.randint(1, 400)))
         shape = Shape("a16w16", m, n, k, chance.choice(("bf16", "fp16")), outdtype, *chance.choice((("none", ""), ("bias", "fp32"))))
         splits = chance.choice([1, *(parts for parts in range(1, 7) if not unfit(config, parts, shape))])
-        given = operands(shape, device, seed)
+        given = draw_operands(shape, device, seed)
         launcher = bound(config, splits, shape, device)
-        first = launcher.call(*given)
+        first = poisoned_output(launcher, given)
         assert fault(first, given, shape) == "", (shape, config.name, splits)
-        assert all(torch.equal(first, launcher.call(*given)) for _ in range(20)), (shape, config.name, splits)
+        assert not differing_calls(launcher, given, 20), (shape, config.name, splits)
 
     assert not failing(check, itertools.product(range(60)))
 
 
-def test_random_products_stored_by_the_copy_engine(device: Device, nan_first: None, failing: Any) -> None:
+def test_random_products_stored_by_the_copy_engine(device: Device, failing: Any) -> None:
     """Listed solutions with TMA stores compute random products."""
 
     def check(seed: int) -> None:
@@ -253,10 +217,10 @@ def test_random_products_stored_by_the_copy_engine(device: Device, nan_first: No
         shape = attrs.evolve(like, m=m, n=n, k=k)
         listed = [Solution("asm", config.name, splits) for config, splits in enumerate_candidates(shape, device) if config.panels]
         near = [each for solution in listed for each in refine("asm", solution, shape, device) if parse_name(each.kernel_name).panels]
-        given = operands(shape, device, seed)
+        given = draw_operands(shape, device, seed)
         for solution in chance.sample(listed + near, min(4, len(listed + near))):
             config = parse_name(solution.kernel_name)
-            assert fault(bound(config, solution.split_k, shape, device).call(*given), given, shape, config.promoted) == "", (
+            assert fault(poisoned_output(bound(config, solution.split_k, shape, device), given), given, shape, config.promoted) == "", (
                 shape,
                 solution,
             )
@@ -275,7 +239,7 @@ def test_rows_outside_take_no_time(device: Device, config: KernelConfig, full: i
     Loads of rows outside took 1.3 to 1.9 times.
     """
     shapes = {rows: Shape("a16w16", rows, 14336, 4096) for rows in (full, fewer)}
-    calls = {rows: (bound(config, 1, shape, device).call, operands(shape, device, 0)) for rows, shape in shapes.items()}
+    calls = {rows: (bound(config, 1, shape, device).call, draw_operands(shape, device, 0)) for rows, shape in shapes.items()}
     least = dict.fromkeys(calls, float("inf"))
     for _, (rows, (call, given)) in itertools.product(range(30), calls.items()):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -292,16 +256,15 @@ def check_listed(shape: Shape, device: Device, chance: random.Random) -> None:
     """Check the first listed solution and three of all and their neighbours."""
     listed = [Solution("asm", config.name, splits) for config, splits in enumerate_candidates(shape, device)]
     near = [each for solution in chance.sample(listed, min(3, len(listed))) for each in refine("asm", solution, shape, device)]
-    given = operands(shape, device, chance.randrange(1 << 20))
+    given = draw_operands(shape, device, chance.randrange(1 << 20))
     for solution in [listed[0], *chance.sample(listed + near, 3)]:
-        launcher = asm.bind(solution, shape, device)
-        assert isinstance(launcher, Launcher), launcher
-        assert fault(launcher.call(*given), given, shape, "_p_" in solution.kernel_name) == "", (shape, solution)
+        launcher = bind_launcher(asm, solution, shape, device)
+        assert fault(poisoned_output(launcher, given), given, shape, "_p_" in solution.kernel_name) == "", (shape, solution)
 
 
 def scaled_mm(given: tuple[Any, ...], shape: Shape) -> torch.Tensor:
     """Return torch's product with fp32 sums."""
-    x, weight, x_scale, w_scale = given
+    x, weight, x_scale, w_scale = given[:4]
     if shape.scale == "block":
         x_scale, w_scale = x_scale.t().contiguous().t(), w_scale.t()  # cuBLAS takes the scales of x by columns
     elif shape.scale == "row":
@@ -316,7 +279,7 @@ def scaled_mm(given: tuple[Any, ...], shape: Shape) -> torch.Tensor:
 def test_sums_of_fp8_are_as_exact_as_those_of_torch(like: Shape, outdtype: str, device: Device) -> None:
     """Errors over a long K are at most 1.5 times those of `torch._scaled_mm`."""
     shape = attrs.evolve(like, m=256, n=512, k=16384, outdtype=outdtype, epilogue="none", bias_dtype="")
-    given = operands(shape, device)
+    given = draw_operands(shape, device)
     try:
         theirs = scaled_mm(given, shape)
     except (RuntimeError, ValueError) as error:
@@ -328,89 +291,13 @@ def test_sums_of_fp8_are_as_exact_as_those_of_torch(like: Shape, outdtype: str, 
     assert ours <= 1.5 * torchs + 1e-6, (ours.item(), torchs.item())
 
 
-def test_a_thousand_calls_have_the_same_bits(device: Device, failing: Any) -> None:
-    """A thousand calls have the same bits."""
-
-    def check(kind: str) -> None:
-        shape, config, splits = KINDS[kind]
-        launcher, given = bound(config, splits, shape, device), operands(shape, device)
-        first = launcher.call(*given)
-        assert fault(first, given, shape, config.promoted) == ""
-        different = torch.zeros((), dtype=torch.int64, device=device.torch_device)
-        for _ in range(1000):
-            different += (launcher.call(*given).view(torch.int16) != first.view(torch.int16)).sum()
-        assert different.item() == 0
-
-    assert not failing(check, itertools.product(KINDS))
-
-
-def test_a_graph_reads_new_inputs(device: Device, failing: Any) -> None:
-    """A replayed graph reads new inputs, and counters return to zero."""
-
-    def check(kind: str) -> None:
-        (shape, config, splits), graph = KINDS[kind], torch.cuda.CUDAGraph()
-        launcher, given = bound(config, splits, shape, device), operands(shape, device)
-        launcher.call(*given)
-        with torch.cuda.graph(graph):
-            first, second = launcher.call(*given), launcher.call(*given)
-        for seed in range(1, 5):
-            given[0].copy_(operands(shape, device, seed)[0])
-            graph.replay()
-            torch.cuda.synchronize()
-            assert fault(first, given, shape, config.promoted) == ""
-            assert torch.equal(first, second)
-
-    assert not failing(check, itertools.product(KINDS))
-
-
-@pytest.mark.parametrize(
-    "pair",
-    [
-        ("plain", "split"),
-        ("cluster", "swapped split"),
-        ("rows", "blocks cluster"),
-        ("int8 split", "blocks"),
-        ("turns cluster split", "panels split"),
-    ],
-    ids=str,
-)
-def test_graphs_on_two_streams_next_to_other_work_have_the_same_bits(pair: tuple[str, str], device: Device) -> None:
-    """Ten thousand replays on two streams have the same bits while copies delay loads."""
-    chance, replays, kept = random.Random(0), [], []
-    copied = torch.zeros(1 << 28, dtype=torch.uint8, device=device.torch_device)
-    for kind in pair:
-        shape, config, splits = KINDS[kind]
-        launcher, given = bound(config, splits, shape, device), operands(shape, device)
-        first, different = launcher.call(*given).clone(), torch.zeros((), dtype=torch.int64, device=device.torch_device)
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device.torch_device)
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph, stream=stream):
-            for _ in range(LAUNCHES):
-                different += (launcher.call(*given) != first).sum()
-        replays.append((graph, stream, different))
-        kept += [given, first]  # whose addresses the graph has
-    beside = torch.cuda.Stream(device.torch_device)
-    for number in range(REPLAYS):
-        for graph, stream, _ in replays:
-            with torch.cuda.stream(stream):
-                graph.replay()
-        if number % 8 == 0:
-            with torch.cuda.stream(beside):
-                size = chance.randint(1, 1 << chance.randint(12, 27))
-                copied[:size].copy_(copied[-size:])
-        if number % 500 == 499:
-            torch.cuda.synchronize()
-    torch.cuda.synchronize()
-    assert [different.item() for *_, different in replays] == [0, 0]
-
-
 @pytest.mark.parametrize("what", SIZES)
 def test_more_elements_than_32_bits_address(what: str, device: Device) -> None:
     """Operands and outputs of more than 2**31 elements are right."""
     shape, config = SIZES[what]
     if torch.cuda.mem_get_info(device.torch_device)[0] < 16 << 30:
         pytest.skip("needs 16 GiB of the GPU's memory")
-    x, weight = operands(shape, device)
+    x, weight = draw_operands(shape, device)[:2]
     out = bound(config, 1, shape, device).call(x, weight)
     assert max(x.numel(), weight.numel(), out.numel()) > 1 << 31
     draw = torch.Generator().manual_seed(0)
@@ -422,27 +309,3 @@ def test_more_elements_than_32_bits_address(what: str, device: Device) -> None:
     # Some whole rows and some whole columns.
     for found, one, other in ((out[rows], x[rows], weight), (out[:, columns], x, weight[columns])):
         torch.testing.assert_close(found, one @ other.T, atol=2e-2 * shape.k**0.5, rtol=2e-2)
-
-
-def test_threads_without_a_context(device: Device) -> None:
-    """Threads without a CUDA context bind and launch."""
-    config, splits = CONFIGS["split"]
-    given, outs, failures = operands(SHAPE, device), [], []
-
-    def work() -> None:
-        try:
-            launcher = bound(config, splits, SHAPE, device)
-            with torch.cuda.stream(torch.cuda.Stream()):
-                outs.append(launcher.call(*given))
-                torch.cuda.current_stream().synchronize()
-        except Exception as error:
-            failures.append(error)
-
-    torch.cuda.synchronize()
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    assert all(fault(out, given, SHAPE) == "" for out in outs) and len(outs) == 4

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-from types import ModuleType
 from typing import Any
 
 import attrs
-import numpy as np
 import pytest
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
 from tunedgemm_asm.ptx.abi import MAP_OUT, abi_of, declaration
@@ -62,27 +59,8 @@ NARROW = (KernelConfig(64, 96, 2, 1, panels=3), of("none", (130, 200, 136), "bf1
 FINEST = (KernelConfig(64, 48, 2, 1, panels=3), of("none", (130, 104, 136), "bf16"), 1)
 
 
-def test_products_are_exact(ptx: ModuleType, failing: Any) -> None:
-    """Products are exact, and no rule is broken."""
-
-    def check(config: KernelConfig, shape: Shape, splits: int, multiprocessors: int) -> None:
-        out, wanted = ptx.Bench(shape, config, splits, multiprocessors).output()
-        np.testing.assert_array_equal(out, wanted)
-
-    assert not failing(check, CASES)
-
-
-@pytest.mark.parametrize(
-    "case", [TURNS, NARROW, (KernelConfig(128, 128, 2, 2, 2, panels=1), *TURNS[1:])], ids=["turns", "narrow", "cluster"]
-)
-def test_no_order_of_events_matters(ptx: ModuleType, case: tuple[KernelConfig, Shape, int]) -> None:
-    """Seven other orders of TMA's accesses give the same bits."""
-    config, shape, splits = case
-    for seed in range(1, 8):
-        out, wanted = ptx.Bench(shape, config, splits, 2, seed).output()
-        np.testing.assert_array_equal(out, wanted)
-
-
+#: Config, shape, splits, multiprocessors, seeds: `test_ptx_run` runs these orders of events.
+ORDERS = [(*case, 2, range(1, 8)) for case in (TURNS, NARROW, (KernelConfig(128, 128, 2, 2, 2, panels=1), *TURNS[1:]))]
 _WAIT, _MEET = r"    @%p\d+ cp\.async\.bulk\.wait_group\.read \d;\n", r"    bar\.sync %r\d+, 128;\n"
 _FENCE, _STORE = r"    fence\.proxy\.async\.shared::cta;\n", r"    @%p\d+ cp\.async\.bulk\.tensor\.2d\.global.*\n"
 _COMMIT = r"    @%p\d+ cp\.async\.bulk\.commit_group;\n"
@@ -109,45 +87,6 @@ MISTAKES = {
     "rows and columns are exchanged": (TURNS, r"(2d\.global.*)\{(%r\d+), (%r\d+)\}", r"\1{\3, \2}"),
     "the descriptor of the weight": (TURNS, rf"add\.s64 (%d\d+), (%d\d+), {MAP_OUT};", r"add.s64 \1, \2, 128;"),
 }
-
-
-def test_the_emulator_finds_mistakes(ptx: ModuleType, failing: Any) -> None:
-    """The emulator finds each planted mistake in one of five orders of events."""
-
-    def check(mistake: str) -> None:
-        assert ptx.mistake_shows(*MISTAKES[mistake])
-
-    assert not failing(check, itertools.product(MISTAKES))
-
-
-def test_the_copy_engine_reads_only_written_values(ptx: ModuleType) -> None:
-    """The emulator requires fences and barriers around TMA's reads."""
-    threads = np.arange(128, 256)
-    for steps, fault in (
-        ("put", "not fenced"),
-        ("put fence", "not met"),
-        ("put meet fence", "not met"),
-        ("put fence meet", ""),
-        ("put fence meet put", "not fenced"),
-        ("fence meet", "no thread"),
-    ):
-        shared = ptx.Shared(2048)
-        for step in steps.split():
-            {
-                "put": lambda shared=shared: shared.put(1024, np.zeros(1024, np.uint8), 130),
-                "fence": lambda shared=shared: shared.fence(threads),
-                "meet": lambda shared=shared: shared.meet(128, 128),
-            }[step]()
-        if fault:
-            with pytest.raises(ptx.Fault, match=fault):
-                shared.leave(1024, 2048, (128, 128), 128)
-            continue
-        entry = shared.leave(1024, 2048, (128, 128), 128)
-        entry.read = entry.waited = True
-        with pytest.raises(ptx.Fault, match="nobody knows"):
-            shared.put(2000, np.zeros(16, np.uint8), 130)
-        shared.meet(128, 128)
-        shared.put(2000, np.zeros(16, np.uint8), 130)
 
 
 def test_names_and_memory() -> None:

@@ -1,8 +1,9 @@
-"""Run generated PTX on the emulator, and check that it finds planted mistakes."""
+"""Run generated PTX of every family on the emulator, and check that it finds planted mistakes."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -33,29 +34,10 @@ CASES = [
 ]
 SMALL = (KernelConfig(64, 16, 2, 1), Shape("a16w16", 100, 10, 392))
 SPLIT = (KernelConfig(64, 16, 2, 1), Shape("a16w16", 100, 24, 392), 2)
-
-
-def test_products_are_exact(ptx: ModuleType, failing: Any) -> None:
-    """Products with tails, splits and clusters are exact, and no rule is broken."""
-
-    def check(config: KernelConfig, shape: Shape, splits: int, multiprocessors: int) -> None:
-        out, wanted = ptx.Bench(shape, config, splits, multiprocessors).output()
-        np.testing.assert_array_equal(out, wanted)
-
-    assert not failing(check, CASES)
-
-
-@pytest.mark.parametrize("case", [(*SMALL, 1), SPLIT, (KernelConfig(64, 16, 2, 1, 2), *SPLIT[1:])], ids=["plain", "split", "cluster"])
-def test_no_order_of_events_matters(ptx: ModuleType, case: tuple[KernelConfig, Shape, int]) -> None:
-    """Seven other orders of events give the same bits without a deadlock."""
-    config, shape, splits = case
-    for seed in range(1, 8):
-        out, wanted = ptx.Bench(shape, config, splits, 2, seed).output()
-        np.testing.assert_array_equal(out, wanted)
-
-
+#: The same in other orders of events, with their seeds.
+ORDERS = [(*case, 2, range(1, 8)) for case in ((*SMALL, 1), SPLIT, (KernelConfig(64, 16, 2, 1, 2), *SPLIT[1:]))]
 #: Name -> pattern in a text, replacement: a plausible mistake of a kernel.
-MISTAKES = {
+_MISTAKES = {
     "the producer waits for the wrong phase": (r"mov\.u32 (%r\d+), 1;\nLOAD_TILE", r"mov.u32 \1, 0;\nLOAD_TILE"),
     "a stage is released before its products are done": (r"wait_group\.sync\.aligned 1;", "wait_group.sync.aligned 2;"),
     "sums are stored before they are done": (r"wait_group\.sync\.aligned 0;", "wait_group.sync.aligned 1;"),
@@ -67,15 +49,32 @@ MISTAKES = {
     "the last column is stored, too": (r"setp\.lt\.u32 (%p\d+), (%r\d+), %r1;", r"setp.ge.u32 \1, \2, 0;"),
     "a step along K is twice 16 elements": (r"(add\.s64 %d\d+, %d\d+), 2;", r"\1, 4;"),
 }
+MISTAKES = {name: ((*SMALL, 1), *change) for name, change in _MISTAKES.items()}
 
 
-def test_the_emulator_finds_mistakes(ptx: ModuleType, failing: Any) -> None:
+@pytest.mark.parametrize("family", ["plain", "eight bits", "columns", "panels", "turns"])
+def test_products_are_exact(ptx: ModuleType, ptx_families: dict[str, Any], family: str, failing: Any) -> None:
+    """Products with tails, splits and clusters are exact in any order of events, without a deadlock.
+
+    No rule is broken.
+    """
+
+    def check(config: KernelConfig, shape: Shape, splits: int, multiprocessors: int, seeds: Sequence[int] = (0,)) -> None:
+        for seed in seeds:
+            out, wanted = ptx.Bench(shape, config, splits, multiprocessors, seed).output()
+            np.testing.assert_array_equal(out, wanted)
+
+    assert not failing(check, [*ptx_families[family].CASES, *ptx_families[family].ORDERS])
+
+
+@pytest.mark.parametrize("family", ["plain", "eight bits", "columns", "panels", "turns", "stream-K"])
+def test_the_emulator_finds_mistakes(ptx: ModuleType, ptx_families: dict[str, Any], family: str, failing: Any) -> None:
     """The emulator finds each planted mistake in one of five orders of events."""
 
     def check(mistake: str) -> None:
-        assert ptx.mistake_shows((*SMALL, 1), *MISTAKES[mistake])
+        assert ptx.mistake_shows(*ptx_families[family].MISTAKES[mistake])
 
-    assert not failing(check, itertools.product(MISTAKES))
+    assert not failing(check, itertools.product(ptx_families[family].MISTAKES))
 
 
 def test_no_block_of_a_cluster_ends_before_the_others_arrive(ptx: ModuleType) -> None:

@@ -193,15 +193,6 @@ MISTAKES = {
 }
 
 
-def test_the_emulator_finds_mistakes(ptx: ModuleType, failing: Any) -> None:
-    """The emulator finds each planted mistake in one of five orders of events."""
-
-    def check(mistake: str) -> None:
-        assert ptx.mistake_shows(*MISTAKES[mistake])
-
-    assert not failing(check, itertools.product(MISTAKES))
-
-
 def test_shares_are_even(failing: Any) -> None:
     """Ranges cover the shared tiles evenly, and the other tiles fill whole rounds."""
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-from types import ModuleType
 from typing import Any
 
 import attrs
-import numpy as np
 import pytest
 from tunedgemm.plugin import Device, Shape, Solution
 from tunedgemm_asm.ptx.cost import cost_of
@@ -43,42 +40,19 @@ SMALL = (KernelConfig(64, 16, 2, turns=True), Shape("a16w16", 100, 56, 296))
 PLAIN, SPLIT = (*SMALL, 1), (*SMALL, 2)
 
 
-def test_products_are_exact(ptx: ModuleType, failing: Any) -> None:
-    """Ping-pong products are exact, and no rule is broken."""
-
-    def check(config: KernelConfig, shape: Shape, splits: int, multiprocessors: int) -> None:
-        for seed in (0, 1):
-            out, wanted = ptx.Bench(shape, config, splits, multiprocessors, seed).output()
-            np.testing.assert_array_equal(out, wanted)
-
-    assert not failing(check, CASES)
-
-
-def test_no_order_of_events_matters(ptx: ModuleType, failing: Any) -> None:
-    """Twelve orders of events give the same bits without a deadlock."""
-
-    def check(case: tuple[KernelConfig, Shape, int], multiprocessors: int) -> None:
-        config, shape, splits = case
-        for seed in range(12):
-            out, wanted = ptx.Bench(shape, config, splits, max(multiprocessors, config.cluster), seed).output()
-            np.testing.assert_array_equal(out, wanted)
-
-    assert not failing(
-        check,
-        itertools.product(
-            [
-                PLAIN,
-                SPLIT,
-                (attrs.evolve(SMALL[0], cluster=2), SMALL[1], 2),
-                (attrs.evolve(SMALL[0], stages=5), attrs.evolve(SMALL[1], k=72), 1),
-                (attrs.evolve(SMALL[0], stages=4), attrs.evolve(SMALL[1], k=40), 1),
-                (attrs.evolve(SMALL[0], stages=3), attrs.evolve(SMALL[1], k=360), 1),
-            ],
-            [1, 2],
-        ),
+#: Config, shape, splits, multiprocessors, seeds: `test_ptx_run` runs these orders of events.
+ORDERS = [
+    (config, shape, splits, multiprocessors, range(12))
+    for config, shape, splits in (
+        PLAIN,
+        SPLIT,
+        (attrs.evolve(SMALL[0], cluster=2), SMALL[1], 2),
+        (attrs.evolve(SMALL[0], stages=5), attrs.evolve(SMALL[1], k=72), 1),
+        (attrs.evolve(SMALL[0], stages=4), attrs.evolve(SMALL[1], k=40), 1),
+        (attrs.evolve(SMALL[0], stages=3), attrs.evolve(SMALL[1], k=360), 1),
     )
-
-
+    for multiprocessors in (config.cluster, 2)
+] + [(*case, (1,)) for case in CASES]
 #: Name -> case, pattern in its text, replacement: a plausible mistake of a kernel.
 MISTAKES = {
     "one stage too many is passed over": (
@@ -102,15 +76,6 @@ MISTAKES = {
     "every part has as many steps": (SPLIT, r"(NEXT_TILE(?:.*\n)*?    )min\.u32 (%r\d+), %r\d+, (%r\d+);", r"\1mov.u32 \2, \3;"),
     "tiles count by consumers": (SPLIT, r"(bar\.sync %r\d+, 128;\n(?:.*\n){2}    mul\.wide\.u32 %d\d+), %r\d+, 4;", r"\1, %r42, 4;"),
 }
-
-
-def test_the_emulator_finds_mistakes(ptx: ModuleType, failing: Any) -> None:
-    """The emulator finds each planted mistake in one of five orders of events."""
-
-    def check(mistake: str) -> None:
-        assert ptx.mistake_shows(*MISTAKES[mistake])
-
-    assert not failing(check, itertools.product(MISTAKES))
 
 
 SIXTEEN, EIGHT = Shape("a16w16", 4096, 7168, 8192), Shape("a8w8", 4096, 7168, 8192, "fp8_e4m3fn", "bf16", scale="row")

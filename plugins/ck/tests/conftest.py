@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -13,7 +12,8 @@ from typing import Any
 
 import attrs
 import pytest
-from tunedgemm.plugin import Device, Shape
+from tunedgemm.plugin import Device, Shape, device_of
+from tunedgemm.testing.siblings import module_at
 from tunedgemm_ck import TemplateBackend, toolchain
 from tunedgemm_ck.build import Target
 from tunedgemm_ck.problem import problem_of
@@ -25,18 +25,6 @@ VARIABLES = (
     "AITER_REBUILD", "PREBUILD_KERNELS", "TUNEDGEMM_CK_COMPILE", "TUNEDGEMM_CK_SPACE", "FAKE_CK_DOES", "FAKE_CK_LOG", "FAKE_CK_VERSION",
     "FAKE_CK_WAITS",
 )  # fmt: skip
-
-
-def _module(stem: str) -> ModuleType:
-    """Import a sibling by path, as pytest imports tests."""
-    name = f"tunedgemm_ck_tests_{stem}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{stem}.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
 
 
 @attrs.define
@@ -92,6 +80,22 @@ def cache(tmp_path: Path, kept_cache: str, monkeypatch: pytest.MonkeyPatch) -> P
     return tmp_path / "cache"
 
 
+@pytest.fixture
+def compiling(kept_cache: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Allow compilation, into a cache that all tests of a GPU share."""
+    if kept_cache:
+        monkeypatch.setenv("TUNEDGEMM_CACHE", kept_cache)
+    else:
+        monkeypatch.delenv("TUNEDGEMM_CACHE")
+    monkeypatch.setenv("TUNEDGEMM_CK_COMPILE", "1")
+
+
+@pytest.fixture(scope="session")
+def device() -> Device:
+    """Return the first GPU."""
+    return device_of(0)
+
+
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the fake compilers' objects: each command compiles once per session."""
@@ -120,7 +124,7 @@ SHAPE = Shape("a16w16", 5, 48, 64)
 @pytest.fixture(scope="session")
 def stand_in() -> ModuleType:
     """Return the module of stand-ins for instances."""
-    return _module("stand_in")
+    return module_at(Path(__file__).with_name("stand_in"))
 
 
 @pytest.fixture

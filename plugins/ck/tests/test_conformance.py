@@ -18,6 +18,7 @@ def form_of(shape: Shape) -> tuple[str, ...]:
     return (shape.op, shape.scale, shape.layout, str(shape["q_type"]) if shape.op == "fmoe" else "")
 
 
+@pytest.mark.usefixtures("compiling")
 class OnGpu(BackendConformance):
     """Compile instances on demand: the suite binds without preparing."""
 
@@ -31,15 +32,6 @@ class OnGpu(BackendConformance):
         """
         shapes = super().every_shape()
         return shapes if cls._device().kind != "cpu" else tuple({shape.op: shape for shape in reversed(shapes)}.values())
-
-    @pytest.fixture(autouse=True)
-    def compiling(self, kept_cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Allow compilation, into a cache that all tests share."""
-        if kept_cache:
-            monkeypatch.setenv("TUNEDGEMM_CACHE", kept_cache)
-        else:
-            monkeypatch.delenv("TUNEDGEMM_CACHE")
-        monkeypatch.setenv("TUNEDGEMM_CK_COMPILE", "1")
 
 
 class TestCutlass(OnGpu):

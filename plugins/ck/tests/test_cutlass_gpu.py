@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 import torch
-from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of
-from tunedgemm.testing.conformance import Poisoned
-from tunedgemm.tools import ops
+from tunedgemm.plugin import Device, Launcher, Shape, Solution
+from tunedgemm.testing.launching import bind_launcher, draw_operands, fault_of, poisoned_output
+from tunedgemm.testing.sharing import differing_calls, fault_of_graphs, fault_of_threads
 from tunedgemm_ck import cutlass
 
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0):
     pytest.skip("no Hopper or Blackwell GPU found", allow_module_level=True)
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiling")]
 
 #: One of each kind of operands and output.
 KINDS = [
@@ -36,22 +34,6 @@ FEW = 3
 DRAWN = 12
 
 
-@pytest.fixture(autouse=True)
-def compiling(monkeypatch: pytest.MonkeyPatch, kept_cache: str) -> None:
-    """Allow compilation, into a cache that all tests share."""
-    if kept_cache:
-        monkeypatch.setenv("TUNEDGEMM_CACHE", kept_cache)
-    else:
-        monkeypatch.delenv("TUNEDGEMM_CACHE")
-    monkeypatch.setenv("TUNEDGEMM_CK_COMPILE", "1")
-
-
-@pytest.fixture(scope="module")
-def device() -> Device:
-    """Return the first GPU."""
-    return device_of(0)
-
-
 def few(shape: Shape, device: Device) -> list[Solution]:
     """Return the first solutions of a shape, and the first of each kind of kernel."""
     listed = list(cutlass.enumerate_solutions(shape, device))
@@ -63,37 +45,14 @@ def few(shape: Shape, device: Device) -> list[Solution]:
     return list(dict.fromkeys([*listed[:FEW], *ways.values()]))
 
 
-def bound(solution: Solution, shape: Shape, device: Device) -> Launcher:
-    answer = cutlass.bind(solution, shape, device)
-    assert isinstance(answer, Launcher), f"{solution}: {answer}"
-    return answer
-
-
-def wrong(out: torch.Tensor, shape: Shape, given: tuple[Any, ...]) -> str:
-    """Return the worst row's error where it exceeds the tolerance, else ""."""
-    op = ops()[shape.op]
-    wanted = op.reference(shape, given).double().reshape(-1, shape.n)
-    error = (out.reshape(wanted.shape).double() - wanted).norm(dim=1) / wanted.norm(dim=1)
-    worst, bound = error.max().item(), op.tolerance(shape).row_error
-    return "" if worst < bound else f"the worst row is off by {worst:.3g}, more than {bound:.3g}"
-
-
-def operands(shape: Shape, device: Device, seed: int = 0) -> tuple[Any, ...]:
-    return ops()[shape.op].make_inputs(shape, device.torch_device, seed)
-
-
 @pytest.mark.parametrize("shape", KINDS, ids=str)
 def test_listed_instances_are_right_and_repeat_their_bits(shape: Shape, device: Device) -> None:
     """Outputs in poisoned memory are right, nothing else is written, and bits repeat."""
-    given = operands(shape, device)
+    given = draw_operands(shape, device)
     for solution in few(shape, device):
-        launcher = bound(solution, shape, device)
-        with Poisoned() as poisoned:
-            out = launcher.call(*given)
-        torch.cuda.synchronize()
-        assert not wrong(out, shape, given), f"{solution}: {wrong(out, shape, given)}"
-        assert not poisoned.overwritten(), solution
-        assert all(torch.equal(launcher.call(*given), out) for _ in range(100)), solution
+        launcher = bind_launcher(cutlass, solution, shape, device)
+        assert not (fault := fault_of(shape, poisoned_output(launcher, given), given)), f"{solution}: {fault}"
+        assert not differing_calls(launcher, given, 100), solution
 
 
 def _drawn(kind: Shape) -> Iterator[Shape]:
@@ -111,57 +70,31 @@ def test_random_products_are_right(kind: Shape, device: Device) -> None:
     """Instances are right on sizes that they were not listed for."""
     chosen, launched = few(kind, device), set()
     for shape in _drawn(kind):
-        given = operands(shape, device)
+        given = draw_operands(shape, device)
         for solution in chosen:
             answer = cutlass.bind(solution, shape, device)
             if isinstance(answer, Launcher):
                 launched.add(solution)
-                out = answer.call(*given)
-                assert not wrong(out, shape, given), f"{solution} on {shape}: {wrong(out, shape, given)}"
+                assert not (fault := fault_of(shape, answer.call(*given), given)), f"{solution} on {shape}: {fault}"
     assert {solution for solution in chosen if solution.split_k < 2} <= launched  # K in parts may be too short for some
 
 
 @pytest.mark.parametrize("shape", KINDS, ids=str)
 def test_graphs_on_two_streams_read_new_inputs(shape: Shape, device: Device) -> None:
     """Each replay on two streams has the bits of a plain call."""
+    given = [draw_operands(shape, device, seed) for seed in range(4)]
     for solution in few(shape, device):
-        launcher, streams, graphs = bound(solution, shape, device), [torch.cuda.Stream() for _ in range(2)], []
-        wanted = {seed: launcher.call(*operands(shape, device, seed)).clone() for seed in range(4)}
-        for stream in streams:
-            given, graph = operands(shape, device), torch.cuda.CUDAGraph()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.graph(graph, stream=stream):
-                out = launcher.call(*given)
-            graphs.append((stream, graph, given, out))
-        torch.cuda.synchronize()
-        for replay in range(200):
-            for place, (stream, graph, given, _) in enumerate(graphs):
-                with torch.cuda.stream(stream):
-                    for mine, fresh in zip(given, operands(shape, device, (replay + place) % 4), strict=True):
-                        mine.copy_(fresh)
-                    graph.replay()
-            if replay % 50 == 49:
-                torch.cuda.synchronize()
-                for place, (*_, out) in enumerate(graphs):
-                    assert torch.equal(out, wanted[(replay + place) % 4]), f"{solution}, replay {replay}"
+        fault = fault_of_graphs(bind_launcher(cutlass, solution, shape, device), given, replays=200)
+        assert not fault, f"{solution}: {fault}"
 
 
 def test_threads_share_a_launcher(device: Device) -> None:
     """Eight threads with separate operands and streams share a launcher."""
     shape = KINDS[0]
+    given = [draw_operands(shape, device, seed) for seed in range(8)]
     for solution in few(shape, device):
-        launcher, faults = bound(solution, shape, device), []
-
-        def run(seed: int, launcher: Launcher = launcher, faults: list[str] = faults) -> None:
-            with torch.cuda.stream(torch.cuda.Stream()):
-                given = operands(shape, device, seed)
-                outs = [launcher.call(*given) for _ in range(50)]
-                torch.cuda.current_stream().synchronize()
-                faults.extend(filter(None, (wrong(out, shape, given) for out in outs[::10])))
-
-        with ThreadPoolExecutor(8) as pool:
-            list(pool.map(run, range(8)))  # raises what a thread raised
-        assert not faults, f"{solution}: {faults[0]}"
+        fault = fault_of_threads(bind_launcher(cutlass, solution, shape, device), given, calls=50)
+        assert not fault, f"{solution}: {fault}"
 
 
 @pytest.mark.parametrize("sizes", [(70_000, 33_024, 64), (16, 40_000, 65_536), (33_024, 64, 70_000)], ids=str)
@@ -173,7 +106,7 @@ def test_operands_of_over_two_to_the_31_elements(sizes: tuple[int, int, int], de
         pytest.skip("too little GPU memory")
     x, weight = (torch.randn(rows, k, device=device.torch_device, dtype=torch.bfloat16) for rows in (m, n))
     for solution in few(shape, device):
-        out = bound(solution, shape, device).call(x, weight)
+        out = bind_launcher(cutlass, solution, shape, device).call(x, weight)
         for rows in (slice(0, 4), slice(m - 4, m)):
             wanted = x[rows].float() @ weight.float().t() if n * k < 2**31 else (x[rows] @ weight.t()).float()
             error = (out[rows].float() - wanted).norm() / wanted.norm()

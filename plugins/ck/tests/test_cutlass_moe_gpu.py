@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import attrs
 import pytest
 import torch
-from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of
-from tunedgemm.testing.conformance import Poisoned
-from tunedgemm.testing.launching import output_fault
-from tunedgemm.tools import op_named
+from tunedgemm.plugin import Device, Shape, Solution
+from tunedgemm.testing.launching import bind_launcher, draw_operands, fault_of, poisoned_output
+from tunedgemm.testing.sharing import differing_calls, fault_of_graphs, fault_of_threads
 from tunedgemm_ck import cutlass
 
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
     pytest.skip("no Hopper GPU found", allow_module_level=True)
-pytestmark = pytest.mark.gpu
-
-OP = op_named("fmoe")
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiling")]
 
 
 def _shape(kind: str, q_dtype: str, act: str = "silu", n: int = 512, k: int = 352, **fields: Any) -> Shape:
@@ -45,43 +41,12 @@ TOKENS = (1, 16, 300)
 FEW = 2
 
 
-@pytest.fixture(autouse=True)
-def compiling(monkeypatch: pytest.MonkeyPatch, kept_cache: str) -> None:
-    """Allow compilation, into a cache that all tests share."""
-    if kept_cache:
-        monkeypatch.setenv("TUNEDGEMM_CACHE", kept_cache)
-    else:
-        monkeypatch.delenv("TUNEDGEMM_CACHE")
-    monkeypatch.setenv("TUNEDGEMM_CK_COMPILE", "1")
-
-
-@pytest.fixture(scope="module")
-def device() -> Device:
-    """Return the first GPU."""
-    return device_of(0)
-
-
 def few(kind: Shape, device: Device) -> list[Solution]:
     """Return the best guesses for few tokens, which swap operands, and for many, which do not."""
     few_, many = (list(cutlass.enumerate_solutions(attrs.evolve(kind, m=m), device)) for m in (16, 16384))
     assert few_, cutlass.details(device)
     plain = [solution for solution in many if "_swap" not in solution.kernel_name]
     return list(dict.fromkeys([*few_[:FEW], *plain[:1]]))
-
-
-def bound(solution: Solution, shape: Shape, device: Device) -> Launcher:
-    answer = cutlass.bind(solution, shape, device)
-    assert isinstance(answer, Launcher), f"{solution}: {answer}"
-    return answer
-
-
-def operands(shape: Shape, device: Device, seed: int = 0) -> tuple[Any, ...]:
-    return OP.make_inputs(shape, device.torch_device, seed)
-
-
-def wrong(out: torch.Tensor, shape: Shape, given: tuple[Any, ...]) -> str:
-    """Return an output's fault by the op's tolerance, or ""."""
-    return output_fault(shape, out, OP.reference(shape, given))
 
 
 def routings(ids: torch.Tensor, experts: int) -> Iterator[tuple[str, torch.Tensor]]:
@@ -104,19 +69,15 @@ def test_any_routing_is_right_and_repeats_its_bits(kind: Shape, device: Device) 
     for solution in few(kind, device):
         for m in TOKENS:
             shape = attrs.evolve(kind, m=m)
-            launcher, random = bound(solution, shape, device), operands(shape, device)
+            launcher, random = bind_launcher(cutlass, solution, shape, device), draw_operands(shape, device)
             for name, ids in routings(random[4], 16):
                 given = (*random[:4], ids, *random[5:])
-                with Poisoned() as poisoned:
-                    out = launcher.call(*given)
-                torch.cuda.synchronize()
-                label = f"{solution}, {m} tokens, {name}"
-                assert not poisoned.overwritten(), label
+                out, label = poisoned_output(launcher, given), f"{solution}, {m} tokens, {name}"
                 if name == "no pair at all":
                     assert not out.any(), label
                 else:
-                    assert not wrong(out, shape, given), f"{label}: {wrong(out, shape, given)}"
-                assert all(torch.equal(launcher.call(*given), out) for _ in range(20)), label
+                    assert not (fault := fault_of(shape, out, given)), f"{label}: {fault}"
+                assert not differing_calls(launcher, given, 20), label
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind["q_type"] == "per_Tensor"], ids=str)
@@ -124,10 +85,10 @@ def test_static_scales_are_taken(kind: Shape, device: Device) -> None:
     """a1_scale and a2_scale are applied, each alone and together."""
     one, other = (torch.tensor([value], device=device.torch_device) for value in (0.03, 0.05))
     for solution in few(kind, device)[:1]:
-        launcher, given = bound(solution, kind, device), operands(kind, device)
+        launcher, given = bind_launcher(cutlass, solution, kind, device), draw_operands(kind, device)
         for static in ((one, None), (None, other), (one, other)):
             out = launcher.call(*given, *static)
-            assert not wrong(out, kind, (*given, *static)), f"{solution}: {wrong(out, kind, (*given, *static))}"
+            assert not (fault := fault_of(kind, out, (*given, *static))), f"{solution}: {fault}"
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -135,54 +96,29 @@ def test_pairs_of_any_stages_go_together(kind: Shape, device: Device) -> None:
     """A stage compiled for one pair serves in another."""
     solutions = few(kind, device)
     firsts, seconds = zip(*(solution.kernel_name.split("+") for solution in solutions), strict=True)
-    given = operands(kind, device)
+    given = draw_operands(kind, device)
     for first, second in zip(firsts, reversed(seconds), strict=True):
         solution = Solution("cutlass", f"{first}+{second}")
-        out = bound(solution, kind, device).call(*given)
-        assert not wrong(out, kind, given), f"{solution}: {wrong(out, kind, given)}"
+        out = bind_launcher(cutlass, solution, kind, device).call(*given)
+        assert not (fault := fault_of(kind, out, given)), f"{solution}: {fault}"
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_graphs_on_two_streams_read_new_inputs(kind: Shape, device: Device) -> None:
     """Each replay on two streams has the bits of a plain call, also with new routing."""
+    given = [draw_operands(kind, device, seed) for seed in range(3)]
     for solution in few(kind, device):
-        launcher, streams, graphs = bound(solution, kind, device), [torch.cuda.Stream() for _ in range(2)], []
-        wanted = {seed: launcher.call(*operands(kind, device, seed)).clone() for seed in range(3)}
-        for stream in streams:
-            given, graph = operands(kind, device), torch.cuda.CUDAGraph()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.graph(graph, stream=stream):
-                out = launcher.call(*given)
-            graphs.append((stream, graph, given, out))
-        torch.cuda.synchronize()
-        for replay in range(60):
-            for place, (stream, graph, given, _) in enumerate(graphs):
-                with torch.cuda.stream(stream):
-                    for mine, fresh in zip(given, operands(kind, device, (replay + place) % 3), strict=True):
-                        mine.copy_(fresh)
-                    graph.replay()
-            if replay % 20 == 19:
-                torch.cuda.synchronize()
-                for place, (*_, out) in enumerate(graphs):
-                    assert torch.equal(out, wanted[(replay + place) % 3]), f"{solution}, replay {replay}"
+        fault = fault_of_graphs(bind_launcher(cutlass, solution, kind, device), given, replays=60)
+        assert not fault, f"{solution}: {fault}"
 
 
 def test_threads_share_a_launcher(device: Device) -> None:
     """Four threads with separate operands and streams share a launcher."""
     shape = KINDS[0]
+    given = [draw_operands(shape, device, seed) for seed in range(4)]
     for solution in few(shape, device):
-        launcher, faults = bound(solution, shape, device), []
-
-        def run(seed: int, launcher: Launcher = launcher, faults: list[str] = faults) -> None:
-            with torch.cuda.stream(torch.cuda.Stream()):
-                given = operands(shape, device, seed)
-                outs = [launcher.call(*given) for _ in range(30)]
-                torch.cuda.current_stream().synchronize()
-                faults.extend(filter(None, (wrong(out, shape, given) for out in outs[::10])))
-
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(run, range(4)))  # raises what a thread raised
-        assert not faults, f"{solution}: {faults[0]}"
+        fault = fault_of_threads(bind_launcher(cutlass, solution, shape, device), given, calls=30)
+        assert not fault, f"{solution}: {fault}"
 
 
 @pytest.mark.parametrize("sizes", [(7168, 256, 256, 8, 64), (4096, 1792, 8, 2, 4096), (128, 64, 1024, 8, 131072)], ids=str)
@@ -193,7 +129,7 @@ def test_sizes_of_models_and_beyond_are_right(sizes: tuple[int, int, int, int, i
     shape = attrs.evolve(KINDS[0], m=m, n=n, k=k, extra=extra)
     if torch.cuda.mem_get_info()[0] < 16 << 30:
         pytest.skip("too little GPU memory")
-    given = operands(shape, device)
+    given = draw_operands(shape, device)
     for solution in list(cutlass.enumerate_solutions(shape, device))[:1]:
-        out = bound(solution, shape, device).call(*given)
-        assert not wrong(out, shape, given), f"{solution}: {wrong(out, shape, given)}"
+        out = bind_launcher(cutlass, solution, shape, device).call(*given)
+        assert not (fault := fault_of(shape, out, given)), f"{solution}: {fault}"

@@ -110,14 +110,6 @@ def test_a_bound_solution_computes_its_op(fakes, allowed, backend):
             torch.testing.assert_close(out.double().reshape(wanted.shape), wanted.double(), rtol=2**-7, atol=2**-6)
 
 
-def test_leading_dimensions_stay(fakes, allowed, backend):
-    """x of [2, 3, K] gives [2, 3, N]."""
-    shape = Shape("a16w16", 6, 48, 64)
-    x, weight = op_named("a16w16").make_inputs(shape, torch.device("cpu"), 0)
-    launcher = backend.bind(ONE, shape, CPU)
-    assert torch.equal(launcher.call(x.view(2, 3, 64), weight).view(6, 48), launcher.call(x, weight))
-
-
 def test_a_serving_process_compiles_nothing(fakes, backend):
     """Binding refuses what is not built, with a remedy, and binds what `prepare` built."""
     shape = SHAPES[0]

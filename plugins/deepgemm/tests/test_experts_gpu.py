@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from tunedgemm.plugin import Launcher, Shape, Solution, device_of
-from tunedgemm.testing.conformance import Poisoned
+from tunedgemm.testing.launching import bind_launcher, draw_operands, fault_of, poisoned_output
+from tunedgemm.testing.sharing import differing_calls, fault_of_graphs
 from tunedgemm.tools import op_named
 from tunedgemm_deepgemm import deepgemm
 from tunedgemm_deepgemm.experts.plan import plan_of
@@ -66,31 +67,17 @@ def in_cache(compiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bound(name: str, shape: Shape) -> Launcher:
-    answer = deepgemm.bind(Solution("deepgemm", name), shape, GPU)
-    assert isinstance(answer, Launcher), f"{name} {shape}: {answer}"
-    return answer
-
-
-def wrong(out: torch.Tensor, shape: Shape, given: list[torch.Tensor]) -> str:
-    """Return the worst row's error where it exceeds the tolerance, else ""."""
-    wanted = OP.reference(shape, tuple(given)).double()
-    error = (out.double() - wanted).norm(dim=1) / wanted.norm(dim=1).clamp(min=1e-6)
-    worst, most = error.max().item(), OP.tolerance(shape).row_error
-    return "" if worst < most else f"{shape}: the worst row is off by {worst:.3g}, more than {most:.3g}"
+    return bind_launcher(deepgemm, Solution("deepgemm", name), shape, GPU)
 
 
 @pytest.mark.parametrize("shape", [*DEEPSEEK.values(), *ODD], ids=str)
 def test_outputs_are_right_and_repeat(shape: Shape) -> None:
     """Outputs in poisoned memory are right for each solution, and their bits repeat."""
-    given = list(OP.make_inputs(shape, GPU.torch_device, 0))
+    given = draw_operands(shape, GPU)
     for name in [name for name, other in CASES if other == shape]:
-        call = bound(name, shape).call
-        with Poisoned() as poisoned:
-            out = call(*given)
-        torch.cuda.synchronize()
-        assert not (fault := wrong(out, shape, given)), f"{name}: {fault}"
-        assert not poisoned.overwritten(), name
-        assert all(torch.equal(call(*given), out) for _ in range(20)), f"{name} {shape}"
+        launcher = bound(name, shape)
+        assert not (fault := fault_of(shape, poisoned_output(launcher, given), given)), f"{name}: {fault}"
+        assert not differing_calls(launcher, given, 20), f"{name} {shape}"
 
 
 @pytest.mark.parametrize("name", ["native", "m64", "m16", "masked", "m16_n64_pdl", "spill", "m16_spill"])
@@ -99,35 +86,17 @@ def test_graphs_on_two_streams_follow_the_routing(name: str, shape: Shape) -> No
     """Each replay on two streams has the bits of a plain call, with any routing and unknown experts."""
     if (name, shape) not in CASES:
         pytest.skip(f"{name} is not among the cases")
-    call, graphs, count = bound(name, shape).call, [], int(shape["expert"])
-    first = OP.make_inputs(shape, GPU.torch_device, 0)
-    routings = []
+    launcher, count = bound(name, shape), int(shape["expert"])
+    first, given = draw_operands(shape, GPU), []
     for seed in range(4):
         torch.manual_seed(seed)
         ids = torch.randint(-2, count + 2, first[4].shape, dtype=torch.int32, device=first[4].device)
         if seed == 2:  # as even as can be, which fills most blocks
             ids = torch.arange(ids.numel(), dtype=torch.int32, device=ids.device).remainder_(count - 1).view_as(ids)
-        routings.append(ids.fill_(count - 1) if seed == 3 else ids)
-    wanted = []
-    for ids in routings:
-        given = [*first[:4], ids, *first[5:]]
-        wanted.append(call(*given).clone())
-        assert not (fault := wrong(wanted[-1], shape, given)), fault
-    for stream in (torch.cuda.Stream(), torch.cuda.Stream()):
-        given, graph = [*(tensor.clone() for tensor in first)], torch.cuda.CUDAGraph()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.graph(graph, stream=stream):
-            out = call(*given)
-        graphs.append((stream, graph, given, out))
-    torch.cuda.synchronize()
-    for replay in range(24):
-        for place, (stream, graph, given, _) in enumerate(graphs):
-            with torch.cuda.stream(stream):
-                given[4].copy_(routings[(replay + place) % 4])
-                graph.replay()
-        torch.cuda.synchronize()
-        for place, (*_, out) in enumerate(graphs):
-            assert torch.equal(out, wanted[(replay + place) % 4]), f"replay {replay}"
+        given.append((*first[:4], ids.fill_(count - 1) if seed == 3 else ids, *first[5:]))
+    for operands in given:
+        assert not (fault := fault_of(shape, launcher.call(*operands), operands)), fault
+    assert not (fault := fault_of_graphs(launcher, given, replays=24)), fault
 
 
 @pytest.mark.parametrize(
@@ -137,7 +106,7 @@ def test_graphs_on_two_streams_follow_the_routing(name: str, shape: Shape) -> No
 )
 def test_a_call_launches_few_kernels(name: str, shape: Shape, launches: int) -> None:
     """A call runs the steps of its plan and two products, and no copy, fill or transposition."""
-    given, call = OP.make_inputs(shape, GPU.torch_device, 0), bound(name, shape).call
+    given, call = draw_operands(shape, GPU), bound(name, shape).call
     call(*given)
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of
-from tunedgemm.testing.conformance import Poisoned
-from tunedgemm.tools import op_named
+from tunedgemm.testing.launching import bind_launcher, draw_operands, fault_of, poisoned_output
+from tunedgemm.testing.sharing import differing_calls, fault_of_graphs
 from tunedgemm_deepgemm import deepgemm
 
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
@@ -77,22 +77,11 @@ def kernels() -> set[Path]:
 
 
 def bound(name: str, shape: Shape) -> Launcher:
-    answer = deepgemm.bind(Solution("deepgemm", name), shape, GPU)
-    assert isinstance(answer, Launcher), f"{name} {shape}: {answer}"
-    return answer
+    return bind_launcher(deepgemm, Solution("deepgemm", name), shape, GPU)
 
 
 def operands(shape: Shape, seed: int = 0) -> tuple[Any, ...]:
-    return op_named(shape.op).make_inputs(shape, GPU.torch_device, seed)
-
-
-def wrong(out: torch.Tensor, shape: Shape, given: tuple[Any, ...]) -> str:
-    """Return the worst row's error where it exceeds the tolerance, else ""."""
-    op = op_named(shape.op)
-    wanted = op.reference(shape, given).double().reshape(-1, shape.n)
-    error = (out.reshape(wanted.shape).double() - wanted).norm(dim=1) / wanted.norm(dim=1)
-    worst, bound = error.max().item(), op.tolerance(shape).row_error
-    return "" if worst < bound else f"{shape}: the worst row is off by {worst:.3g}, more than {bound:.3g}"
+    return draw_operands(shape, GPU, seed)
 
 
 def test_prepared_kernels_are_right_and_compile_nothing() -> None:
@@ -101,13 +90,9 @@ def test_prepared_kernels_are_right_and_compile_nothing() -> None:
     for shape in SHAPES:
         given = operands(shape)
         for name in NAMES:
-            call = bound(name, shape).call
-            with Poisoned() as poisoned:
-                out = call(*given)
-            torch.cuda.synchronize()
-            assert not wrong(out, shape, given), f"{name}: {wrong(out, shape, given)}"
-            assert not poisoned.overwritten(), name
-            assert all(torch.equal(call(*given), out) for _ in range(50)), f"{name} {shape}"
+            launcher = bound(name, shape)
+            assert not (fault := fault_of(shape, poisoned_output(launcher, given), given)), f"{name}: {fault}"
+            assert not differing_calls(launcher, given, 50), f"{name} {shape}"
     assert kernels() == before
 
 
@@ -116,7 +101,7 @@ def test_random_products_are_right(shape: Shape) -> None:
     """Sizes with tails in all dimensions are right, also with more dimensions of x."""
     call, given = bound("native", shape).call, operands(shape, 1)
     out = call(*given)
-    assert not wrong(out, shape, given)
+    assert not fault_of(shape, out, given)
     folded = call(given[0].view(1, shape.m, shape.k), *given[1:])
     assert torch.equal(folded[0], out)
 
@@ -124,25 +109,9 @@ def test_random_products_are_right(shape: Shape) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_graphs_on_two_streams_read_new_inputs(shape: Shape) -> None:
     """Each replay on two streams has the bits of a plain call, with and without overlapping launches."""
+    given = [operands(shape, seed) for seed in range(4)]
     for name in ("native", "pdl"):
-        call, graphs = bound(name, shape).call, []
-        wanted = {seed: call(*operands(shape, seed)).clone() for seed in range(4)}
-        for stream in (torch.cuda.Stream(), torch.cuda.Stream()):
-            given, graph = operands(shape), torch.cuda.CUDAGraph()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.graph(graph, stream=stream):
-                out = call(*given)
-            graphs.append((stream, graph, given, out))
-        torch.cuda.synchronize()
-        for replay in range(40):
-            for place, (stream, graph, given, _) in enumerate(graphs):
-                with torch.cuda.stream(stream):
-                    for mine, fresh in zip(given, operands(shape, (replay + place) % 4), strict=True):
-                        mine.copy_(fresh)
-                    graph.replay()
-            torch.cuda.synchronize()
-            for place, (*_, out) in enumerate(graphs):
-                assert torch.equal(out, wanted[(replay + place) % 4]), f"{name}, replay {replay}"
+        assert not (fault := fault_of_graphs(bound(name, shape), given, replays=40)), f"{name}: {fault}"
 
 
 def test_threads_share_a_copy_with_different_settings() -> None:
@@ -196,7 +165,7 @@ def test_the_users_deep_gemm_keeps_its_settings(users_own: ModuleType, monkeypat
     theirs = torch.empty(shape.m, shape.n, dtype=torch.bfloat16, device=GPU.torch_device)
     users_own.bf16_gemm_nt(*given, theirs)
     assert list(tmp_path.glob("cache/kernel.*")), "the user's kernel is in the user's folder"
-    faults = [wrong(out, shape, given) for out in (theirs, *wanted.values())]
+    faults = [fault_of(shape, out, given) for out in (theirs, *wanted.values())]
     assert not any(faults), faults
 
 

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from tunedgemm.testing.siblings import module_at
 
 
 def _import_sibling(stem: str) -> ModuleType:
-    """Import a module next to this file, which has no name: pytest imports tests by path."""
-    name = f"tunedgemm_hipblaslt_tests_{stem}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{stem}.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
+    """Return a module or package next to this file."""
+    return module_at(Path(__file__).with_name(stem))
 
 
 @pytest.fixture(scope="session")
 def fake(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    """Return the module that drives the fake libraries by ctypes, with a folder for its builds."""
+    """Return the module that compiles the fake libraries, with a folder for its builds."""
     module, folder = _import_sibling("fake"), tmp_path_factory.getbasetemp()
     module.cache = (folder.parent if os.environ.get("PYTEST_XDIST_WORKER") else folder) / "fake-lt"
     return module
@@ -74,19 +66,3 @@ def headers() -> ModuleType:
 def header_text(headers: ModuleType) -> str:
     """Return the text of cuBLASLt's headers; skip where they are not installed."""
     return headers.read_headers() or pytest.skip("cuBLASLt's headers not found; install a CUDA toolkit or the wheel nvidia-cublas")
-
-
-@pytest.fixture(scope="session")
-def fakes(fake: ModuleType) -> dict[str, Any]:
-    """Return both fake libraries, each with a handle."""
-    return {libtype: fake.Library(libtype) for libtype in ("cublaslt", "hipblaslt")}
-
-
-@pytest.fixture
-def library(fakes: dict[str, Any], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Return the fake library of the libtype in the test's parameter, its counters reset."""
-    monkeypatch.setenv("FAKE_LT_COST", "0")
-    native = fakes[request.param]
-    native.native.fake_reset()
-    yield native
-    assert native.live() == 1, "only the handle is left"

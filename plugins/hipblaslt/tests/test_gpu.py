@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import threading
-from collections.abc import Callable
 
 import pytest
 import torch
 import tunedgemm
 from torch.nn.functional import linear
 from tunedgemm.plugin import Launcher, Shape, Solution, device_of
+from tunedgemm.testing.launching import bind_launcher
+from tunedgemm.testing.sharing import fault_of_graphs, fault_of_threads
 from tunedgemm_hipblaslt import cublaslt
 from tunedgemm_hipblaslt.descriptors import locked_descriptors
 from tunedgemm_hipblaslt.launch import TOP_RESULTS
@@ -27,9 +27,7 @@ BF16 = torch.bfloat16
 def bind_first(shape: Shape, index: int = 0) -> Launcher:
     """Bind a shape's first solution."""
     solutions = list(cublaslt.enumerate_solutions(shape, device_of(index)))
-    launcher = cublaslt.bind(solutions[0], shape, device_of(index))
-    assert isinstance(launcher, Launcher), launcher
-    return launcher
+    return bind_launcher(cublaslt, solutions[0], shape, device_of(index))
 
 
 def draw(*sizes: int, device: str = "cuda:0") -> torch.Tensor:
@@ -53,8 +51,7 @@ def test_edge_sizes() -> None:
         solutions = list(cublaslt.enumerate_solutions(shape, device))
         assert solutions, shape
         for solution in solutions:
-            launcher = cublaslt.bind(solution, shape, device)
-            assert isinstance(launcher, Launcher), f"{shape}: {solution}: {launcher}"
+            launcher = bind_launcher(cublaslt, solution, shape, device)
             assert is_close(launcher.call(*operands), *operands), f"{shape}: {solution}"
 
 
@@ -80,37 +77,15 @@ def test_more_than_two_to_the_31_elements() -> None:
 
 
 def test_threads_on_streams_have_their_own_biases() -> None:
-    """Threads on two streams call one launcher with their own biases and get their own numbers."""
+    """Eight threads on as many streams call one launcher with their own biases and get their own numbers."""
     m, n, k = 32, 1024, 512
     launcher = bind_first(Shape("a16w16", m, n, k, epilogue="bias"))
     x, weight = draw(m, k), draw(n, k)
-    streams, failures = [torch.cuda.Stream(), torch.cuda.Stream()], []
-
-    def work(number: int) -> None:
-        bias = torch.full((n,), float(number), device="cuda:0", dtype=BF16)
-        with torch.cuda.stream(streams[number % 2]):
-            streams[number % 2].wait_stream(torch.cuda.default_stream())
-            for _ in range(200):
-                out = launcher.call(x, weight, bias)
-            streams[number % 2].synchronize()
-            if not is_close(out, x, weight, bias):
-                failures.append(number)
-
-    torch.cuda.synchronize()
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-
-
-def capture(call: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-    """Capture one call and return the graph and its output."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = call()
-    return graph, out
+    biases = [torch.full((n,), float(number), device="cuda:0", dtype=BF16) for number in range(8)]
+    given = [(x, weight, bias) for bias in biases]
+    assert not fault_of_threads(
+        launcher, given, calls=200, fault=lambda index, out: "" if is_close(out, *given[index]) else "is another product"
+    )
 
 
 def find_split(shape: Shape) -> Solution:
@@ -124,23 +99,14 @@ def find_split(shape: Shape) -> Solution:
 
 
 def test_two_graphs_of_one_solution() -> None:
-    """Graphs with a workspace give the right numbers on two streams with eager calls between."""
+    """Graphs with a workspace give the right numbers on two streams."""
     shape = Shape("a16w16", 16, 512, 8192)
-    launcher = cublaslt.bind(find_split(shape), shape, device_of(0))
-    assert isinstance(launcher, Launcher)
-    weight, inputs = draw(512, 8192), [draw(16, 8192) for _ in range(3)]
-    launcher.call(inputs[0], weight)
-    graphs = [capture(lambda x=x: launcher.call(x, weight)) for x in inputs[:2]]
-    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
-    torch.cuda.synchronize()
-    for _ in range(50):
-        for stream, (graph, _) in zip(streams, graphs, strict=True):
-            with torch.cuda.stream(stream):
-                graph.replay()
-        eager = launcher.call(inputs[2], weight)
-    torch.cuda.synchronize()
-    for x, out in zip(inputs, [*(out for _, out in graphs), eager], strict=True):
-        assert is_close(out, x, weight)
+    launcher = bind_launcher(cublaslt, find_split(shape), shape, device_of(0))
+    weight = draw(512, 8192)
+    given = [(draw(16, 8192), weight) for _ in range(3)]
+    assert not fault_of_graphs(
+        launcher, given, replays=50, fault=lambda index, out: "" if is_close(out, *given[index]) else "is another product"
+    )
 
 
 def test_a_graph_right_after_prewarm() -> None:
@@ -148,7 +114,9 @@ def test_a_graph_right_after_prewarm() -> None:
     gemm, shape = tunedgemm.TunedGemm(), Shape("a16w16", 8, 384, 640, epilogue="bias")
     gemm.dispatcher.prewarm([shape])
     x, weight, bias = draw(8, 640), draw(384, 640), draw(384)
-    graph, out = capture(lambda: gemm.gemm_a16w16(x, weight, bias))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = gemm.gemm_a16w16(x, weight, bias)
     graph.replay()
     torch.cuda.synchronize()
     assert is_close(out, x, weight, bias)

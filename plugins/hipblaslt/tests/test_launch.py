@@ -135,18 +135,6 @@ def test_ocp_fp8_on_mi350(harness: Any, fake_library: Any) -> None:
     assert not faults
 
 
-@both
-def test_leading_dimensions(lt: Any, harness: Any) -> None:
-    """The output has the leading dimensions of x."""
-    shape = attrs.evolve(BIASED, m=12)
-    case = harness.make_case(shape)
-    launcher = harness.bind(lt, harness.FIRST, shape)
-    for sizes in ((12,), (3, 4), (1, 12), (2, 3, 2)):
-        out = launcher.call(case.operands[0].view(*sizes, 64), *case.operands[1:])
-        assert out.shape == (*sizes, 48)
-        assert not case.output_fault(out)
-
-
 @fp8
 def test_forms_of_row_scales(lt: Any, harness: Any, dtype: str) -> None:
     """Row scales may be [M], [M, 1] and [1, N], and may have the leading dimensions of x."""

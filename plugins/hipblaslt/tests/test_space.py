@@ -355,7 +355,7 @@ def test_the_search_ends_at_the_fastest(lt: Any, harness: Any) -> None:
         assert cost(solution) > 300
         while cost(best := min([solution, *lt.refine(solution, shape, harness.CPU)], key=cost)) < cost(solution):
             solution, steps = best, steps + 1
-        assert cost(solution) == 150, "test_fake_algorithms tries all configurations"
+        assert cost(solution) == 150, "the least that the fake's configurations cost"
         assert steps <= 6
         assert solution not in enumerate_listed(lt, harness, shape)
 

@@ -6,15 +6,15 @@ all.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from tunedgemm.plugin import Device, device_of
+from tunedgemm.testing.siblings import module_at
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -66,15 +66,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def _module(stem: str) -> ModuleType:
-    """Load a module of this folder by path; tests cannot import their siblings."""
-    name = f"tunedgemm_skinny_tests_{stem}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{stem}.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
+    """Return a module or package next to this file."""
+    return module_at(Path(__file__).with_name(stem))
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +76,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     folder = tmp_path_factory.getbasetemp() / "artifacts"
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(folder))
     return folder
+
+
+@pytest.fixture(scope="session")
+def device() -> Device:
+    """Return the first GPU."""
+    return device_of(0)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,9 @@ import attrs
 import pytest
 import torch
 import tunedgemm
-from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of
+from tunedgemm.plugin import Device, Launcher, Shape, Solution
+from tunedgemm.testing.launching import bind_launcher, fault_of
+from tunedgemm.testing.sharing import differing_calls, fault_of_graphs
 from tunedgemm.tools import ARCHITECTURES, ops
 from tunedgemm_skinny import skinny
 from tunedgemm_skinny.names import KernelConfig, Rows, Tiles
@@ -66,12 +68,6 @@ KERNELS: list[tuple[KernelConfig, int]] = [
 ]  # fmt: skip
 
 
-@pytest.fixture
-def device() -> Device:
-    """Return the first GPU."""
-    return device_of(0)
-
-
 def shape_of(fields: dict[str, Any], device: Device) -> Shape:
     """Make a shape with the device's fp8; skip where it has none."""
     fp8 = ARCHITECTURES[device.gfx].fp8
@@ -87,17 +83,7 @@ def operands(shape: Shape, device: Device, seed: int = 0) -> tuple[Any, ...]:
 
 def bound(solution: Solution, shape: Shape, device: Device) -> Launcher:
     """Bind a solution."""
-    answer = skinny.bind(solution, shape, device)
-    assert isinstance(answer, Launcher), f"{solution}: {answer}"
-    return answer
-
-
-def close(out: torch.Tensor, given: tuple[Any, ...], shape: Shape) -> bool:
-    """Check an output against the reference, within the op's tolerance."""
-    op = ops()[shape.op]
-    wanted = op.reference(shape, given).double().reshape(-1, shape.n)
-    error = (out.double().reshape(wanted.shape) - wanted).norm(dim=1) / wanted.norm(dim=1)
-    return bool(error.max().item() < op.tolerance(shape).row_error)
+    return bind_launcher(skinny, solution, shape, device)
 
 
 @pytest.mark.cases("fields", SHAPES)
@@ -107,9 +93,8 @@ def test_every_enumerated_solution_is_right_and_repeats_its_bits(fields: dict[st
     given = operands(shape, device)
     for solution in skinny.enumerate_solutions(shape, device):
         launcher = bound(solution, shape, device)
-        first, second = launcher.call(*given), launcher.call(*given)
-        assert close(first, given, shape), solution
-        assert torch.equal(first, second), solution
+        assert not fault_of(shape, launcher.call(*given), given), solution
+        assert not differing_calls(launcher, given, 1), solution
 
 
 @pytest.mark.cases(("kernel", "splits"), KERNELS)
@@ -173,24 +158,14 @@ def test_a_call_with_a_slice_is_right(fields: dict[str, Any], device: Device, tm
     monkeypatch.setenv(columns.variable, str(path))
     gemm = tunedgemm.TunedGemm()
     assert gemm.of(shape.op).explain(shape).offer.solution.kernel_name == solution.kernel_name
-    assert close(getattr(gemm, f"gemm_{shape.op}")(sliced, *rest), (x, *rest), shape)
+    assert not fault_of(shape, getattr(gemm, f"gemm_{shape.op}")(sliced, *rest), (x, *rest))
 
 
 def test_captured_launches_read_new_scales_at_each_replay(device: Device) -> None:
     """A captured split reads new operands at each replay and resets its counters."""
     shape = shape_of({**BLOCKS, "m": 4, "n": 2112, "k": 7168}, device)
-    given, graph = operands(shape, device), torch.cuda.CUDAGraph()
     launcher = bound(Solution("skinny", Tiles(1, 1, 2, 2).name, 4), shape, device)
-    launcher.call(*given)
-    with torch.cuda.graph(graph):
-        first, second = launcher.call(*given), launcher.call(*given)
-    for seed in range(1, 4):
-        for old, new in zip(given, operands(shape, device, seed), strict=True):
-            old.copy_(new)
-        graph.replay()
-        torch.cuda.synchronize()
-        assert close(first, given, shape)
-        assert torch.equal(first, second)
+    assert not fault_of_graphs(launcher, [operands(shape, device, seed) for seed in range(4)])
 
 
 def test_few_rows_have_the_bits_of_many(device: Device) -> None:

@@ -4,12 +4,13 @@ refusals.
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import attrs
 import pytest
 from tunedgemm.plugin import Device, Launcher, OutOfResources, Shape, Solution, Unsupported, device_of
+from tunedgemm.testing.launching import bind_launcher, draw_operands
+from tunedgemm.testing.sharing import fault_of_graphs, fault_of_threads
 from tunedgemm.tools import ops, plain_weight
 from tunedgemm_triton import launch
 from tunedgemm_triton.families import family_of, supports
@@ -152,9 +153,7 @@ def _operands(shape: Shape, device: Device, seed: int = 0) -> tuple[Any, ...]:
 
 
 def _bound(solution: Solution, shape: Shape, device: Device) -> Launcher:
-    launcher = launch.bind(solution, shape, device)
-    assert isinstance(launcher, Launcher), launcher
-    return launcher
+    return bind_launcher(launch, solution, shape, device)
 
 
 def _is_close(out: Any, shape: Shape, operands: tuple[Any, ...]) -> bool:
@@ -166,28 +165,6 @@ def _is_close(out: Any, shape: Shape, operands: tuple[Any, ...]) -> bool:
 
 def _split_solution(shape: Shape, device: Device) -> Solution:
     return next(solution for solution in family_of(shape.op).enumerate_solutions(shape, device) if solution.split_k > 1)
-
-
-def _wrong_threads(launcher: Launcher, inputs: list[tuple[Any, ...]]) -> list[int]:
-    """Call a launcher from a thread with a stream for each input; return those whose bits differ
-    from a lone call.
-    """
-    alone, wrong = [launcher.call(*operands) for operands in inputs], list[int]()
-    torch.cuda.synchronize()
-
-    def work(index: int) -> None:
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            outs = [launcher.call(*inputs[index]) for _ in range(50)]
-        stream.synchronize()
-        wrong.extend(index for out in outs if not torch.equal(out, alone[index]))
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(inputs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return wrong
 
 
 def _faults(shapes: list[Shape], device: Device, least: int) -> list[str]:
@@ -270,30 +247,11 @@ class TestOnGpu:
                 faults.append(f"{name}: {shape}")
         assert not faults
 
-    def test_leading_dimensions_are_kept(self, device: Device) -> None:
-        """x [2, 3, K] gives [2, 3, N]."""
-        shape = Shape("a16w16", 6, 256, 512)
-        x, weight = _operands(shape, device)
-        out = _bound(Solution("triton", "auto"), shape, device).call(x.view(2, 3, 512), weight)
-        assert out.shape == (2, 3, 256)
-        assert _is_close(out, shape, (x, weight))
-
-    def test_a_captured_split_reads_new_inputs_at_each_replay(self, device: Device) -> None:
-        """Split-K leaves its counters zero inside a graph: replays with new inputs stay right."""
-        shape = Shape("a16w16", 16, 1280, 8192)
+    def test_graphs_of_a_split_read_new_inputs(self, device: Device) -> None:
+        """Graphs with separate pools share neither counters nor partial sums, and leave counters zero."""
+        shape = Shape("a16w16", 16, 7168, 8192)
         launcher = _bound(_split_solution(shape, device), shape, device)
-        x, weight = _operands(shape, device)
-        graph = torch.cuda.CUDAGraph()
-        launcher.call(x, weight)
-        with torch.cuda.graph(graph):
-            first = launcher.call(x, weight)
-            second = launcher.call(x, weight)
-        for seed in range(1, 5):
-            x.copy_(_operands(shape, device, seed)[0])
-            graph.replay()
-            torch.cuda.synchronize()
-            assert _is_close(first, shape, (x, weight))
-            assert torch.equal(first, second)
+        assert not fault_of_graphs(launcher, [draw_operands(shape, device, seed) for seed in range(4)])
 
     @pytest.mark.parametrize("alone", [False, True], ids=["sorted", "alone"])
     def test_a_captured_call_serves_another_routing_at_each_replay(self, alone: bool, device: Device) -> None:
@@ -320,32 +278,14 @@ class TestOnGpu:
                 torch.cuda.synchronize()
                 assert _is_close(out, shape, operands), (str(shape), seed)
 
-    def test_two_graphs_of_one_split_launcher_replay_at_the_same_time(self, device: Device) -> None:
-        """Graphs with separate pools share neither counters nor partial sums."""
-        shape = Shape("a16w16", 16, 7168, 8192)
-        launcher = _bound(_split_solution(shape, device), shape, device)
-        runs = []
-        for seed in range(2):
-            operands, graph = _operands(shape, device, seed), torch.cuda.CUDAGraph()
-            launcher.call(*operands)
-            with torch.cuda.graph(graph):
-                out = [launcher.call(*operands) for _ in range(20)][-1]
-            runs.append((graph, out, operands, torch.cuda.Stream()))
-        torch.cuda.synchronize()
-        for _ in range(10):
-            for graph, _, _, stream in runs:
-                with torch.cuda.stream(stream):
-                    graph.replay()
-        torch.cuda.synchronize()
-        assert all(_is_close(out, shape, operands) for _, out, operands, _ in runs)
-
     @pytest.mark.parametrize("name", THREADED)
     def test_threads_with_streams_share_a_dense_launcher(self, device: Device, name: str) -> None:
         """Four threads call one launcher on four streams and get the bits of a lone call."""
         shape = Shape("a16w16", 32, 1280, 8192)
         kernel, _, split = name.partition("/")
         solution = _split_solution(shape, device) if name == "split" else Solution("triton", kernel, int(split or 0))
-        assert not _wrong_threads(_bound(solution, shape, device), [_operands(shape, device, seed) for seed in range(4)])
+        inputs = [draw_operands(shape, device, seed) for seed in range(4)]
+        assert not fault_of_threads(_bound(solution, shape, device), inputs, calls=50)
 
     @pytest.mark.parametrize("kind", ["mx, split", "moe, split", "moe, joined"])
     def test_threads_with_streams_share_a_launcher_of_a_plan(self, kind: str, device: Device) -> None:
@@ -356,8 +296,8 @@ class TestOnGpu:
         shape = shape if kind == "mx, split" else attrs.evolve(MOE[2], m=2, n=2048)
         listed, joined = family_of(shape.op).enumerate_solutions(shape, device), kind == "moe, joined"
         solution = next(one for one in listed if ("_a" in one.kernel_name if joined else one.split_k > 1 and "_a" not in one.kernel_name))
-        inputs = [tuple(map(plain_weight, _operands(shape, device, seed))) for seed in range(4)]
-        assert not _wrong_threads(_bound(solution, shape, device), inputs)
+        inputs = [draw_operands(shape, device, seed) for seed in range(4)]
+        assert not fault_of_threads(_bound(solution, shape, device), inputs, calls=50)
 
     def test_given_scales_of_the_activations_are_used(self, device: Device) -> None:
         """per_Tensor takes the scales that the call passes, one or both, and else finds them in the

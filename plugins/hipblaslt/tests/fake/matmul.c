@@ -147,28 +147,6 @@ EXPORT size_t cublasLtGetVersion(void) {
     ENTER(GetVersion);
     return (size_t)lt_setting("FAKE_LT_VERSION", 130100);
 }
-
-static const char *name_of(int status) {
-    switch (status) {
-    case SUCCESS: return "CUBLAS_STATUS_SUCCESS";
-    case NOT_INITIALIZED: return "CUBLAS_STATUS_NOT_INITIALIZED";
-    case ALLOC_FAILED: return "CUBLAS_STATUS_ALLOC_FAILED";
-    case INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
-    case EXECUTION_FAILED: return "CUBLAS_STATUS_EXECUTION_FAILED";
-    case NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
-    default: return "CUBLAS_STATUS_UNKNOWN";
-    }
-}
-
-EXPORT const char *cublasLtGetStatusName(int status) {
-    ENTER(GetStatusName);
-    return name_of(status);
-}
-
-EXPORT const char *cublasLtGetStatusString(int status) {
-    ENTER(GetStatusString);
-    return name_of(status);
-}
 #else
 static int ready(const Object *handle, const void *out) {
     if (!lt_is(handle, HANDLE)) {
@@ -194,16 +172,5 @@ EXPORT int hipblasLtGetGitRevision(const Object *handle, char *revision) {
         strcpy(revision, text && *text ? text : "fake0001");
     }
     return status;
-}
-
-/* As in the library, the caller frees the text. */
-EXPORT int hipblasLtGetArchName(char **name) {
-    ENTER(GetArchName);
-    if (!name) {
-        return lt_refuse(INVALID_VALUE, "no place to put the answer");
-    }
-    const char *text = getenv("FAKE_LT_ARCH");
-    *name = strdup(text && *text ? text : "gfx942");
-    return *name ? SUCCESS : ALLOC_FAILED;
 }
 #endif

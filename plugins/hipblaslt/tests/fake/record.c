@@ -9,13 +9,13 @@
 #include <string.h>
 
 static const char *const FUNCTIONS[] = {
-    PREFIX "Create", PREFIX "Destroy", PREFIX "GetVersion", PREFIX "GetGitRevision", PREFIX "GetArchName",
+    PREFIX "Create", PREFIX "Destroy", PREFIX "GetVersion", PREFIX "GetGitRevision",
     PREFIX "MatrixLayoutCreate", PREFIX "MatrixLayoutDestroy", PREFIX "MatrixLayoutSetAttribute", PREFIX "MatrixLayoutGetAttribute",
     PREFIX "MatmulDescCreate", PREFIX "MatmulDescDestroy", PREFIX "MatmulDescSetAttribute", PREFIX "MatmulDescGetAttribute",
     PREFIX "MatmulPreferenceCreate", PREFIX "MatmulPreferenceDestroy", PREFIX "MatmulPreferenceSetAttribute",
     PREFIX "MatmulPreferenceGetAttribute", PREFIX "MatmulAlgoGetHeuristic", PREFIX "Matmul", PREFIX "MatmulAlgoGetIds",
     PREFIX "MatmulAlgoInit", PREFIX "MatmulAlgoCheck", PREFIX "MatmulAlgoCapGetAttribute", PREFIX "MatmulAlgoConfigSetAttribute",
-    PREFIX "MatmulAlgoConfigGetAttribute", PREFIX "GetStatusString", PREFIX "GetStatusName",
+    PREFIX "MatmulAlgoConfigGetAttribute",
 };
 enum { FUNCTION_COUNT = sizeof FUNCTIONS / sizeof *FUNCTIONS };
 
@@ -83,14 +83,4 @@ EXPORT long fake_calls(const char *function) {
         }
     }
     return -1;
-}
-
-/* Reset counts and reason; live objects stay. */
-EXPORT void fake_reset(void) {
-    for (int i = 0; i < FUNCTION_COUNT; i++) {
-        atomic_store(&counts[i], 0);
-    }
-    pthread_mutex_lock(&lock);
-    reason[0] = 0;
-    pthread_mutex_unlock(&lock);
 }
