@@ -21,11 +21,6 @@ if TYPE_CHECKING:
 NAME = "a8w8"
 
 
-def _layout(dtype: str) -> str:
-    del dtype
-    return "row"
-
-
 def _layout_of(weight: torch.Tensor) -> str:
     return plain_layout(NAME, weight, "gemm_a8w8_bpreshuffle")
 
@@ -67,8 +62,8 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
     return {"gemm_a8w8": gemm_a8w8, "gemm_a8w8_CK": gemm_a8w8}
 
 
-_parse = scaled_rows.parser(NAME, "int8", _layout)
-_example = quantised.example_of(_parse)
+_SCHEMA = scaled_rows.schema(NAME, "int8")
+_example = quantised.example_of(_SCHEMA)
 _FN, _FNUZ = {"q_dtype_w": "torch.float8_e4m3fn"}, {"q_dtype_w": "torch.float8_e4m3fnuz"}
 
 op = Op(
@@ -79,11 +74,8 @@ op = Op(
         tuned_file="a8w8_tuned_gemm.csv",
         untuned_file="a8w8_untuned_gemm.csv",
         variable="AITER_CONFIG_GEMM_A8W8",
-        key=scaled_rows.KEY,
         values=quantised.VALUES,
-        parse=_parse,
-        format=scaled_rows.formatter(_layout),
-        own=("scale", "outdtype", "bias"),
+        **_SCHEMA.columns(),
     ),
     shape_of=scaled_rows.shaper(NAME, _layout_of),
     make_inputs=scaled_rows.make_inputs,
@@ -94,7 +86,7 @@ op = Op(
     fake=quantised.fake,
     problem=scaled_rows.domain("row").problem,
     canonical=scaled_rows.canonical,
-    equivalent_shapes=scaled_rows.equivalent_shapes_of(_layout),
+    equivalent_shapes=_SCHEMA.equivalent_shapes,
     unbiased=unbiased,
     first_rows=scaled_rows.first_rows,
     examples=lambda: (

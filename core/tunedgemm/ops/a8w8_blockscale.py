@@ -17,7 +17,7 @@ from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import plain_layout
 from tunedgemm.ops.op import Call, Columns, Op, Serving
 from tunedgemm.ops.product import tolerance
-from tunedgemm.ops.scale_order import FIELD, M_MAJOR, M_MAJOR_PADDED, ROW, blocks, canonical_order, order_of, with_order
+from tunedgemm.ops.scale_order import M_MAJOR, M_MAJOR_PADDED, ROW, blocks, canonical_order, equivalent_orders, order_of, with_order
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -81,8 +81,17 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
     return {"gemm_a8w8_blockscale": gemm_a8w8_blockscale}
 
 
-_parse = scaled_blocks.parser(NAME, "row")
-_example = quantised.example_of(_parse)
+_SCHEMA = scaled_blocks.schema(NAME, "row")
+_example = quantised.example_of(_SCHEMA)
+
+
+def _equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
+    """Return the shape and its form in AITER's key, both for each order of x's scales that may serve it."""
+    if (orders := equivalent_orders(shape)) == (ROW,):
+        return _SCHEMA.equivalent_shapes(shape)
+    forms = (shape, _SCHEMA.plain(shape))
+    return tuple(dict.fromkeys(with_order(form, order) for order in orders for form in forms))
+
 
 op = Op(
     name=NAME,
@@ -92,11 +101,8 @@ op = Op(
         tuned_file="a8w8_blockscale_tuned_gemm.csv",
         untuned_file="a8w8_blockscale_untuned_gemm.csv",
         variable="AITER_CONFIG_GEMM_A8W8_BLOCKSCALE",
-        key=scaled_blocks.KEY,
         values=("libtype", *quantised.VALUES),
-        parse=_parse,
-        format=scaled_blocks.formatter("row"),
-        own=("dtype", "outdtype", FIELD),
+        **_SCHEMA.columns(),
     ),
     shape_of=_shape_of,
     make_inputs=scaled_blocks.make_inputs,
@@ -107,7 +113,7 @@ op = Op(
     fake=quantised.fake,
     problem=scaled_blocks.domain("row").problem,
     canonical=canonical_order,
-    equivalent_shapes=scaled_blocks.equivalent_shapes_of("row"),
+    equivalent_shapes=_equivalent_shapes,
     first_rows=_first_rows,
     strided=(2,),
     examples=lambda: (

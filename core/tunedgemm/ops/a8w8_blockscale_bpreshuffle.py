@@ -105,8 +105,8 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
     return {"gemm_a8w8_blockscale_bpreshuffle": gemm_a8w8_blockscale_bpreshuffle}
 
 
-_parse = scaled_blocks.parser(NAME, _LAYOUT)
-_example = quantised.example_of(_parse)
+_SCHEMA = scaled_blocks.schema(NAME, _LAYOUT)
+_example = quantised.example_of(_SCHEMA)
 
 op = Op(
     name=NAME,
@@ -116,11 +116,8 @@ op = Op(
         tuned_file="a8w8_blockscale_bpreshuffle_tuned_gemm.csv",
         untuned_file="a8w8_blockscale_bpreshuffle_untuned_gemm.csv",
         variable="AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE",
-        key=scaled_blocks.KEY,
         values=("libtype", *quantised.VALUES),
-        parse=_parse,
-        format=scaled_blocks.formatter(_LAYOUT),
-        own=("layout", "dtype", "outdtype"),
+        **_SCHEMA.columns(),
     ),
     shape_of=_shape_of,
     make_inputs=_make_inputs,
@@ -130,7 +127,7 @@ op = Op(
     bytes_moved=scaled_blocks.bytes_moved,
     fake=quantised.fake,
     problem=scaled_blocks.domain(_LAYOUT).problem,
-    equivalent_shapes=scaled_blocks.equivalent_shapes_of(_LAYOUT),
+    equivalent_shapes=_SCHEMA.equivalent_shapes,
     first_rows=_first_rows,
     examples=lambda: (
         _example(1, 1280, 4096),  # decoding one token

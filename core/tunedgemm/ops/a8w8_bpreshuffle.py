@@ -18,16 +18,12 @@ from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import shuffled_layout
 from tunedgemm.ops.op import Call, Columns, Op, Serving, unbiased
 from tunedgemm.ops.product import tolerance
+from tunedgemm.ops.schema import ShuffledLayout
 
 if TYPE_CHECKING:
     import torch
 
 NAME = "a8w8_bpreshuffle"
-
-
-def _layout(dtype: str) -> str:  # noqa: ARG001 - as other families are asked
-    """Return the layout of AITER's kernels."""
-    return "aiter16x16"
 
 
 def _layout_of(weight: torch.Tensor) -> str:
@@ -72,8 +68,8 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
     return {"gemm_a8w8_bpreshuffle": gemm_a8w8_bpreshuffle, "gemm_a8w8_ASM": gemm_a8w8_bpreshuffle}
 
 
-_parse = scaled_rows.parser(NAME, FP8, _layout)
-_example = quantised.example_of(_parse)
+_SCHEMA = scaled_rows.schema(NAME, FP8, (ShuffledLayout(),))
+_example = quantised.example_of(_SCHEMA)
 _INT8, _FNUZ = {"q_dtype_w": "torch.int8"}, {"q_dtype_w": "torch.float8_e4m3fnuz"}
 
 op = Op(
@@ -84,11 +80,8 @@ op = Op(
         tuned_file="a8w8_bpreshuffle_tuned_gemm.csv",
         untuned_file="a8w8_bpreshuffle_untuned_gemm.csv",
         variable="AITER_CONFIG_GEMM_A8W8_BPRESHUFFLE",
-        key=scaled_rows.KEY,
         values=("libtype", *quantised.VALUES),
-        parse=_parse,
-        format=scaled_rows.formatter(_layout),
-        own=("layout", "scale", "outdtype", "bias"),
+        **_SCHEMA.columns(),
     ),
     shape_of=scaled_rows.shaper(NAME, _layout_of),
     make_inputs=scaled_rows.make_inputs,
@@ -99,7 +92,7 @@ op = Op(
     fake=quantised.fake,
     problem=scaled_rows.domain("shuffled").problem,
     canonical=scaled_rows.canonical,
-    equivalent_shapes=scaled_rows.equivalent_shapes_of(_layout),
+    equivalent_shapes=_SCHEMA.equivalent_shapes,
     unbiased=unbiased,
     first_rows=scaled_rows.first_rows,
     examples=lambda: (

@@ -3,79 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from tunedgemm.dtype import FP8, dtype_bits, table_text, torch_dtype
+from tunedgemm.dtype import FP8, dtype_bits, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised
-from tunedgemm.ops.cells import dtype, size, word
 from tunedgemm.ops.domain import Domain
 from tunedgemm.ops.product import exact_dtype, exact_product
-from tunedgemm.ops.scale_order import BLOCK, FIELD, ORDERS, ROW, blocks, equivalent_orders, field_of, scale_order, scale_strides, with_order
+from tunedgemm.ops.scale_order import BLOCK, FIELD, ORDERS, ROW, blocks, field_of, scale_order, scale_strides
+from tunedgemm.ops.schema import MNK, Dtype, Schema, ShuffledLayout, Word
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
     import torch
 
-KEY = ("M", "N", "K")
 OPERANDS = ("x", "weight", "x_scale", "w_scale")
 WEIGHTS = (1, 3)
 
 
-def parser(op: str, layout: str) -> Callable[[Mapping[str, str]], Shape]:
-    """Make `Columns.parse` of *op*; *layout* is the one of AITER's rows, ``row`` for plain weights."""
-
-    def parse(row: Mapping[str, str]) -> Shape:
-        order = word(row, FIELD, ROW, ORDERS) if layout == "row" else ROW
-        return Shape(
-            op=op,
-            m=size(row, "M"),
-            n=size(row, "N"),
-            k=size(row, "K"),
-            dtype=dtype(row, "dtype", FP8, quantised.FP8),
-            outdtype=dtype(row, "outdtype", quantised.OUTDTYPES[0], quantised.OUTDTYPES),
-            scale="block",
-            layout="row" if layout == "row" else quantised.shuffled_cell(row, layout),
-            extra=() if order == ROW else {FIELD: order},  # type: ignore[arg-type]
-        )
-
-    return parse
-
-
-def formatter(layout: str) -> Callable[[Shape], dict[str, str]]:
-    """Make `Columns.format`; *layout* as in `parser`."""
-
-    def format_(shape: Shape) -> dict[str, str]:
-        of_weight = {} if layout == "row" else {"layout": "" if shape.layout == layout else shape.layout}
-        order = field_of(shape)
-        return {
-            "M": str(shape.m),
-            "N": str(shape.n),
-            "K": str(shape.k),
-            **of_weight,
-            "dtype": table_text(shape.dtype),
-            "outdtype": quantised.outdtype_cell(shape),
-            **({FIELD: "" if order == ROW else order} if layout == "row" else {}),
-        }
-
-    return format_
-
-
-def equivalent_shapes_of(layout: str) -> Callable[[Shape], tuple[Shape, ...]]:
-    """Make `Op.equivalent_shapes`: the shape, then its form in AITER's key, without outdtype and layout.
-
-    For each further order of x's scales that may serve, both forms follow.
-    """
-
-    def equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
-        fields = {"outdtype": quantised.OUTDTYPES[0], "layout": layout}
-        orders = equivalent_orders(shape) if layout == "row" else (ROW,)
-        if len(orders) == 1:
-            return quantised.equivalent_as(shape, **fields)
-        return tuple(form for order in orders for form in quantised.equivalent_as(with_order(shape, order), **fields))
-
-    return equivalent_shapes
+def schema(op: str, layout: str) -> Schema:
+    """Return the columns of *op*; *layout* is the one of AITER's rows, ``row`` for plain weights."""
+    dtype = Dtype("dtype", "dtype", FP8, allowed=quantised.FP8)
+    order = Word(FIELD, FIELD, ROW, spare=True, allowed=ORDERS)
+    own = (dtype, quantised.OUTDTYPE, order) if layout == "row" else (ShuffledLayout(), dtype, quantised.OUTDTYPE)
+    return Schema({"op": op, "scale": "block"}, MNK, own)
 
 
 def domain(layout: str) -> Domain:

@@ -5,24 +5,23 @@ Scales are by row or by tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from tunedgemm.dtype import dtype_bits, table_text, torch_dtype
+from tunedgemm.dtype import dtype_bits, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised
-from tunedgemm.ops.cells import dtype, flag, size, word
 from tunedgemm.ops.domain import Domain
 from tunedgemm.ops.product import exact_dtype, exact_product
+from tunedgemm.ops.schema import BIAS, MNK, Column, Dtype, Schema, Word
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
     import torch
 
 DTYPES = ("int8", *quantised.FP8)
-KEY = ("M", "N", "K", "q_dtype_w")
 OPERANDS = ("x", "weight", "x_scale", "w_scale", "bias?")
 WEIGHTS = (1, 3, 4)
 
@@ -48,67 +47,16 @@ def domain(layouts: str) -> Domain:
     return Domain(DTYPES, quantised.OUTDTYPES, quantised.BIAS_DTYPES, _KINDS, layouts)
 
 
-def parser(op: str, default: str, layout: Callable[[str], str]) -> Callable[[Mapping[str, str]], Shape]:
-    """Make `Columns.parse` of *op*.
+def schema(op: str, default: str, layouts: tuple[Column, ...] = ()) -> Schema:
+    """Return the columns of *op*, whose rows have the dtype *default* where they name none.
 
-    *default* is the dtype of rows without one, and *layout* gives AITER's layout for a dtype.
+    *layouts* is the column of shuffled weights' layout; without one, weights are plain.
     """
-
-    def parse(row: Mapping[str, str]) -> Shape:
-        q_dtype = dtype(row, "q_dtype_w", default, DTYPES)
-        usual = layout(q_dtype)
-        return Shape(
-            op=op,
-            m=size(row, "M"),
-            n=size(row, "N"),
-            k=size(row, "K"),
-            dtype=q_dtype,
-            outdtype=dtype(row, "outdtype", quantised.OUTDTYPES[0], quantised.OUTDTYPES),
-            epilogue="bias" if flag(row, "bias") else "none",
-            scale=word(row, "scale", _KINDS[0], _KINDS),
-            layout="row" if usual == "row" else quantised.shuffled_cell(row, usual),
-        )
-
-    return parse
-
-
-def formatter(layout: Callable[[str], str]) -> Callable[[Shape], dict[str, str]]:
-    """Make `Columns.format`; *layout* as in `parser`."""
-
-    def format_(shape: Shape) -> dict[str, str]:
-        usual = layout(shape.dtype)
-        own = {} if usual == "row" else {"layout": "" if shape.layout == usual else shape.layout}
-        return {
-            "M": str(shape.m),
-            "N": str(shape.n),
-            "K": str(shape.k),
-            "q_dtype_w": table_text(shape.dtype),
-            **own,
-            "scale": "" if shape.scale == _KINDS[0] else shape.scale,
-            "outdtype": quantised.outdtype_cell(shape),
-            "bias": "True" if shape.bias else "",
-        }
-
-    return format_
-
-
-def equivalent_shapes_of(layout: Callable[[str], str]) -> Callable[[Shape], tuple[Shape, ...]]:
-    """Make `Op.equivalent_shapes`: the shape, then its form in AITER's key.
-
-    That form has AITER's layout, scales by row, a bf16 output and no bias.
-    """
-
-    def equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
-        return quantised.equivalent_as(
-            shape,
-            outdtype=quantised.OUTDTYPES[0],
-            epilogue="none",
-            bias_dtype="",
-            scale=_KINDS[0],
-            layout=layout(shape.dtype),
-        )
-
-    return equivalent_shapes
+    return Schema(
+        {"op": op},
+        key=(*MNK, Dtype("q_dtype_w", "dtype", default, allowed=DTYPES)),
+        own=(*layouts, Word("scale", "scale", _KINDS[0], allowed=_KINDS), quantised.OUTDTYPE, BIAS),
+    )
 
 
 def shaper(op: str, layout_of: Callable[[torch.Tensor], str]) -> Callable[..., Shape]:
