@@ -1,7 +1,7 @@
 """The batched products: ``out[B, M, N] = x[B, M, K] @ weight[B, N, K].mT (+ bias[B, N])``.
 
-``batched_bf16`` multiplies bf16 or fp16, and ``batched_a8w8`` int8 or fp8, with a float32 scale for
-each row of x and of the weight of each batch. They are AITER's ``batched_gemm_bf16`` and
+``batched_bf16`` multiplies bf16 or fp16. ``batched_a8w8`` multiplies int8 or fp8, with a float32
+scale for each row of x and of the weight of each batch. They are AITER's ``batched_gemm_bf16`` and
 ``batched_gemm_a8w8``, with the tables ``bf16_tuned_batched_gemm.csv`` and
 ``a8w8_tuned_batched_gemm.csv``. Accumulation is in int32 or float32.
 """

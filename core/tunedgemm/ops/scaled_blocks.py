@@ -30,7 +30,7 @@ def schema(op: str, layout: str) -> Schema:
 
 
 def domain(layout: str) -> Domain:
-    """Return the domain of an op; *layout* as in `parser`."""
+    """Return the domain of an op; *layout* as in `schema`."""
     plain = layout == "row"
     return Domain(
         quantised.FP8,

@@ -23,7 +23,8 @@ _CACHED = 4096
 #: Digits of a size that is below `MAX_SIZE` for certain.
 _SHORT = 9
 
-#: Texts of a line by column, absent ones left out; ``gfx`` is the architecture whose ``fp8`` is meant.
+#: Texts of a line by column, absent ones left out; ``gfx`` is the architecture whose ``fp8`` is
+#: meant.
 Cells = Mapping[str, str]
 
 
