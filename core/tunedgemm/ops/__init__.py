@@ -32,6 +32,7 @@ def ops() -> Mapping[str, Op]:
     for module in pkgutil.iter_modules(__path__):
         found = vars(importlib.import_module(f"{__name__}.{module.name}")).values()
         by_name |= {op.name: op for op in found if isinstance(op, Op)}
+    by_name = dict(sorted(by_name.items()))
     if getattr(_others, "loading", False):
         return MappingProxyType(by_name)
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):

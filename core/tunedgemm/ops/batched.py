@@ -288,7 +288,7 @@ def _batches_problem(shape: Shape) -> str:
     return "" if int(shape["B"]) >= 1 else f"B must be at least 1 (got {shape['B']})"
 
 
-def _op(name: str, **fields: Any) -> Op:
+def _op(name: str, variable: str, **fields: Any) -> Op:
     """Return a batched op; *fields* are those in which the two differ."""
     kind, schema = name.removeprefix("batched_"), _SCHEMAS[name]
     domain = Domain(
@@ -299,7 +299,7 @@ def _op(name: str, **fields: Any) -> Op:
         columns=Columns(
             tuned_file=f"{kind}_tuned_batched_gemm.csv",
             untuned_file=f"{kind}_untuned_batched_gemm.csv",
-            variable=f"AITER_CONFIG_{kind.upper()}_BATCHED_GEMM",
+            variable=variable,
             values=quantised.VALUES,
             **schema.columns(),
         ),
@@ -319,6 +319,7 @@ def _op(name: str, **fields: Any) -> Op:
 
 a8w8 = _op(
     "batched_a8w8",
+    "AITER_CONFIG_A8W8_BATCHED_GEMM",
     operands=_SCALED,
     weights=(1, 3, 4),
     shape_of=_shape_of_a8w8,
@@ -345,6 +346,7 @@ a8w8 = _op(
 
 bf16 = _op(
     "batched_bf16",
+    "AITER_CONFIG_BF16_BATCHED_GEMM",
     operands=_PLAIN,
     weights=(1, 2),
     shape_of=_shape_of_bf16,

@@ -239,9 +239,11 @@ class Schema:
     def _read(self, texts: tuple[str | None, ...]) -> Shape:
         """Return the shape of a line for one row, by the texts of all other columns."""
         cells = {name: text for name, text in zip(self._names, texts, strict=True) if text is not None}
+        # a wrong text is named before an absent one
+        values = {column.name: column.value(cells) for column in sorted(self._others, key=lambda column: column.name not in cells)}
         fields, extra, later = dict(self.fixed), {}, []
         for column in self._others:
-            value = column.value(cells)
+            value = values[column.name]
             if callable(column.default):
                 later.append((column, value))
             elif column.field in _FIELDS:
