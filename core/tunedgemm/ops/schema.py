@@ -239,8 +239,9 @@ class Schema:
     def _read(self, texts: tuple[str | None, ...]) -> Shape:
         """Return the shape of a line for one row, by the texts of all other columns."""
         cells = {name: text for name, text in zip(self._names, texts, strict=True) if text is not None}
-        # a wrong text is named before an absent one
-        values = {column.name: column.value(cells) for column in sorted(self._others, key=lambda column: column.name not in cells)}
+        given = [column for column in self._others if column.name in cells]  # a wrong text is named before an absent one
+        absent = [column for column in self._others if column.name not in cells]
+        values = {column.name: column.value(cells) for column in (*given, *absent)}
         fields, extra, later = dict(self.fixed), {}, []
         for column in self._others:
             value = values[column.name]
