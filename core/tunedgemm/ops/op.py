@@ -1,4 +1,4 @@
-"""Op: the description of one tensor signature. An op is one file of this folder."""
+"""Op: the description of one tensor signature. A file of this folder has one op or a family."""
 
 from __future__ import annotations
 
