@@ -40,9 +40,10 @@ from rich.table import Table
 from tunedgemm.backends import builtin as torch_backend
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device, current_device
-from tunedgemm.ops import moe, op_named, scaled_blocks
+from tunedgemm.ops import moe, op_named
 from tunedgemm.ops.formats import quant
 from tunedgemm.ops.formats.mxfp4 import per_1x32_f4_quant
+from tunedgemm.ops.formats.scales import transposed_scale
 from tunedgemm.ops.formats.shuffle import plain_weight, shuffle_weight
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
@@ -132,7 +133,7 @@ def by_block(dtype: torch.dtype, layout: str = "") -> Callable[[Draw], Case]:
         x, weight = draw.activations(), draw.weights()
         (xq, x_scale), (wq, w_scale) = quant.per_1x128_quant(x, dtype), quant.per_block_quant(weight, dtype)
         if layout:
-            return (xq, shuffle_weight(wq, layout), scaled_blocks.transposed_scale(x_scale), w_scale), exact(x, weight), {}
+            return (xq, shuffle_weight(wq, layout), transposed_scale(x_scale), w_scale), exact(x, weight), {}
         return (xq, wq, x_scale, w_scale), exact(x, weight), {}
 
     return case

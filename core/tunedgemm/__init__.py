@@ -43,13 +43,13 @@ if TYPE_CHECKING:  # what `__getattr__` returns, for type checkers and editors
     from tunedgemm.ops.formats.scales import ShuffledScale as ShuffledScale
     from tunedgemm.ops.formats.scales import as_shuffled_scale as as_shuffled_scale
     from tunedgemm.ops.formats.scales import shuffle_scale as shuffle_scale
+    from tunedgemm.ops.formats.scales import transposed_scale as transposed_scale
     from tunedgemm.ops.formats.scales import unshuffle_scale as unshuffle_scale
+    from tunedgemm.ops.formats.scales import untransposed_scale as untransposed_scale
     from tunedgemm.ops.formats.shuffle import ShuffledWeight as ShuffledWeight
     from tunedgemm.ops.formats.shuffle import as_shuffled as as_shuffled
     from tunedgemm.ops.formats.shuffle import shuffle_weight as shuffle_weight
     from tunedgemm.ops.formats.shuffle import unshuffle_weight as unshuffle_weight
-    from tunedgemm.ops.scaled_blocks import transposed_scale as transposed_scale
-    from tunedgemm.ops.scaled_blocks import untransposed_scale as untransposed_scale
     from tunedgemm.tuner import tune as tune
 
 _INSTANCE, _GRAPHS = "tunedgemm.dispatch.tuned_gemm", "tunedgemm.integrations.graph_ops"
@@ -64,8 +64,10 @@ _HOME = {
         ("dequant_blocks", "dequant_rows", "per_1x128_quant", "per_block_quant", "per_tensor_quant", "pertoken_quant"),
         "tunedgemm.ops.formats.quant",
     ),
-    **dict.fromkeys(("ShuffledScale", "as_shuffled_scale", "shuffle_scale", "unshuffle_scale"), "tunedgemm.ops.formats.scales"),
-    **dict.fromkeys(("transposed_scale", "untransposed_scale"), "tunedgemm.ops.scaled_blocks"),
+    **dict.fromkeys(
+        ("ShuffledScale", "as_shuffled_scale", "shuffle_scale", "transposed_scale", "unshuffle_scale", "untransposed_scale"),
+        "tunedgemm.ops.formats.scales",
+    ),
     **dict.fromkeys(("ActivationType", "QuantType"), "tunedgemm.ops.fmoe"),
     "linear": "tunedgemm.integrations.linear",
     **dict.fromkeys(("patch", "patched", "unpatch"), "tunedgemm.integrations.patching"),

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 
 from tunedgemm.errors import PluginError
-from tunedgemm.text.cell import NOTHING, RULE, is_kept
+from tunedgemm.text.cell import MISSING, RULE, is_kept
 
 #: Suffix of solutions that add a bias after their kernel; see `tunedgemm.backends.split`. Plugins
 #: may not use it.
@@ -24,7 +24,7 @@ def _name(instance: Solution, attribute: attrs.Attribute[str], value: str) -> No
         raise PluginError(
             f"libtype {instance.libtype!r}: {attribute.name!r} must be text without commas, quotes or newlines (got {value!r:.80})"
         )
-    if value and value.lower() in NOTHING:
+    if value and value in MISSING:
         raise PluginError(f"libtype {instance.libtype!r}: {attribute.name!r} must not be a table's word for no name (got {value!r})")
     _kept(instance, attribute.name, value)
 

@@ -3,11 +3,11 @@
 import attrs
 import pytest
 import torch
+from tunedgemm import transposed_scale, untransposed_scale
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight
-from tunedgemm.ops.scaled_blocks import transposed_scale, untransposed_scale
 from tunedgemm.shape import Shape
 from tunedgemm.table.row import shape_cells
 from tunedgemm.tuner.accuracy import worst_row_error

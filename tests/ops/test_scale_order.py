@@ -10,8 +10,8 @@ from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import op_named
+from tunedgemm.ops.a8w8_blockscale import in_order
 from tunedgemm.ops.scale_order import equivalent_orders, order_of, scale_order, scale_strides, with_order
-from tunedgemm.ops.scaled_blocks import in_order
 from tunedgemm.testing.fakes import fake_registry
 from tunedgemm.testing.listed import listed
 from tunedgemm.tuner.accuracy import worst_row_error

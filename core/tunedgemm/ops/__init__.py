@@ -1,4 +1,4 @@
-"""The ops: modules of this folder that define ``op``, and the entry point group ``tunedgemm.ops``."""
+"""The ops: those that modules of this folder define, and the entry point group ``tunedgemm.ops``."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def ops() -> Mapping[str, Op]:
     """
     by_name: dict[str, Op] = {}
     for module in pkgutil.iter_modules(__path__):
-        op = getattr(importlib.import_module(f"{__name__}.{module.name}"), "op", None)
-        if isinstance(op, Op):
-            by_name[op.name] = op
+        found = vars(importlib.import_module(f"{__name__}.{module.name}")).values()
+        by_name |= {op.name: op for op in found if isinstance(op, Op)}
+    by_name = dict(sorted(by_name.items()))
     if getattr(_others, "loading", False):
         return MappingProxyType(by_name)
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):

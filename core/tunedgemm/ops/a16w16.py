@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from tunedgemm.dtype import dtype_bits, short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError
-from tunedgemm.ops.cells import dtype, flag, size
 from tunedgemm.ops.domain import Domain
 from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import check_not_transposed, layout_of, transposed_hint
 from tunedgemm.ops.op import Arguments, Call, Columns, Op, Serving, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
 from tunedgemm.ops.quantised import BIAS_DTYPES, check_tensors, describe, names_of
+from tunedgemm.ops.schema import BIAS, MNK, Column, Dtype, Flag, Schema
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -36,35 +36,21 @@ _FLOATS = ("bf16", "fp16", "fp32", "fp64", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5
 _DOMAIN = Domain(_FLOATS, _FLOATS, (*BIAS_DTYPES, "fp64"), ("none", "tensor"), "any")
 
 
-def _parse(row: Mapping[str, str]) -> Shape:
-    multiplied = dtype(row, "dtype", "bf16")
-    scaled, shuffled = flag(row, "scaleAB"), flag(row, "bpreshuffle")
-    return Shape(
-        op="a16w16",
-        m=size(row, "M"),
-        n=size(row, "N"),
-        k=size(row, "K"),
-        dtype=multiplied,
-        outdtype=dtype(row, "outdtype", multiplied),
-        epilogue="bias" if flag(row, "bias") else "none",
-        scale=row.get("scale") or ("tensor" if scaled else "none"),
-        layout=row.get("layout") or ("aiter16x16" if shuffled else "row"),
-    )
-
-
-def _format(shape: Shape) -> dict[str, str]:
-    return {
-        "M": str(shape.m),
-        "N": str(shape.n),
-        "K": str(shape.k),
-        "bias": str(shape.bias),
-        "dtype": table_text(shape.dtype),
-        "outdtype": table_text(shape.outdtype),
-        "scaleAB": str(shape.scale != "none"),
-        "bpreshuffle": str(shape.layout != "row"),
-        "layout": "" if shape.layout in ("row", "aiter16x16") else shape.layout,
-        "scale": "" if shape.scale in ("none", "tensor") else shape.scale,
-    }
+_SCHEMA = Schema(
+    {"op": "a16w16"},
+    key=(
+        *MNK,
+        BIAS,
+        Dtype("dtype", "dtype", "bf16"),
+        Dtype("outdtype", "outdtype"),
+        Flag("scaleAB", "scale", values=("none", "tensor")),
+        Flag("bpreshuffle", "layout", values=("row", "aiter16x16")),
+    ),
+    own=(
+        Column("layout", "layout", lambda shape: "row" if shape.layout == "row" else "aiter16x16"),
+        Column("scale", "scale", lambda shape: "none" if shape.scale == "none" else "tensor"),
+    ),
+)
 
 
 def _shape_of(
@@ -252,10 +238,8 @@ op = Op(
         tuned_file="bf16_tuned_gemm.csv",
         untuned_file="bf16_untuned_gemm.csv",
         variable="AITER_CONFIG_GEMM_BF16",
-        key=("M", "N", "K", "bias", "dtype", "outdtype", "scaleAB", "bpreshuffle"),
         values=("libtype", "solidx", "splitK", "us", "kernelName", "err_ratio", "tflops", "bw"),
-        parse=_parse,
-        format=_format,
+        **_SCHEMA.columns(),
     ),
     shape_of=_shape_of,
     make_inputs=_make_inputs,

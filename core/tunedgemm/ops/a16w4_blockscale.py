@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.dtype import dtype_bits, short_dtype, table_text, torch_dtype
+from tunedgemm.dtype import dtype_bits, short_dtype, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised, scaled_fp4
-from tunedgemm.ops.cells import dtype, flag, size, text
 from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import layout_of
 from tunedgemm.ops.op import Call, Columns, Op, Serving, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
-from tunedgemm.ops.scale_order import FIELD, ROW, SHUFFLED, order_cell, stated_order
+from tunedgemm.ops.scale_order import FIELD, SHUFFLED, stated_order
+from tunedgemm.ops.schema import MNK, Column, Dtype, Schema
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -32,37 +32,12 @@ _OPERANDS = ("x", "weight", "w_scale", "bias?")
 _DTYPES = ("bf16", "fp16")
 
 
-def _parse(row: Mapping[str, str]) -> Shape:
-    shape = Shape(
-        op=NAME,
-        m=size(row, "M"),
-        n=size(row, "N"),
-        k=size(row, "K"),
-        dtype=dtype(row, "x_dtype", _DTYPES[0], _DTYPES),
-        outdtype=dtype(row, "outdtype", quantised.OUTDTYPES[0], quantised.OUTDTYPES),
-        epilogue="bias" if flag(row, "bias") else "none",
-        scale="block",
-        layout=text(row, "layout", "row"),
-    )
-    return scaled_fp4.ordered(shape, row)
-
-
-def _format(shape: Shape) -> dict[str, str]:
-    return {
-        "M": str(shape.m),
-        "N": str(shape.n),
-        "K": str(shape.k),
-        "x_dtype": table_text(shape.dtype),
-        "layout": "" if shape.layout == "row" else shape.layout,
-        "outdtype": quantised.outdtype_cell(shape),
-        "bias": "True" if shape.bias else "",
-        FIELD: order_cell(shape),
-    }
-
-
-def _equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
-    """Return the shape, then as the key alone tells it: plain weight and scales, bf16 out, no bias."""
-    return scaled_fp4.equivalent_as(shape, "row", ROW)
+_SCHEMA = Schema(
+    {"op": NAME, "scale": "block"},
+    key=(*MNK, Dtype("x_dtype", "dtype", _DTYPES[0], allowed=_DTYPES)),  # not "dtype": a file with that column is a16w16's
+    own=(Column("layout", "layout", "row"), *scaled_fp4.OWN),
+)
+_example = quantised.example_of(_SCHEMA)
 
 
 def _shape_of(
@@ -181,8 +156,6 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
     return {"gemm_a16wfp4": gemm_a16wfp4}
 
 
-_example = quantised.example_of(_parse)
-
 op = Op(
     name=NAME,
     operands=_OPERANDS,
@@ -191,11 +164,8 @@ op = Op(
         tuned_file="a16w4_blockscale_tuned_gemm.csv",
         untuned_file="a16w4_blockscale_untuned_gemm.csv",
         variable="AITER_CONFIG_GEMM_A16W4",
-        key=("M", "N", "K", "x_dtype"),  # not "dtype": a file with that column is a16w16's
         values=("libtype", *quantised.VALUES),
-        parse=_parse,
-        format=_format,
-        own=("layout", "outdtype", "bias", FIELD),
+        **_SCHEMA.columns(),
     ),
     shape_of=_shape_of,
     make_inputs=_make_inputs,
@@ -206,7 +176,7 @@ op = Op(
     fake=_fake,
     fields=stated_order,
     problem=scaled_fp4.domain(_DTYPES).problem,
-    equivalent_shapes=_equivalent_shapes,
+    equivalent_shapes=_SCHEMA.equivalent_shapes,
     unbiased=unbiased,
     weight_dtype=lambda _: "fp4x2",
     examples=lambda: (

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from tunedgemm.dtype import dtype_bits
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised, scaled_fp4
-from tunedgemm.ops.cells import dtype, flag, size, text
 from tunedgemm.ops.hot import hot_function
-from tunedgemm.ops.layout import layout_of
+from tunedgemm.ops.layout import layout_of, misfit
 from tunedgemm.ops.op import Call, Columns, Op, Serving, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
-from tunedgemm.ops.scale_order import FIELD, ROW, SHUFFLED, order_cell, scale_order, stated_order
+from tunedgemm.ops.scale_order import FIELD, ROW, SHUFFLED, scale_order, stated_order
+from tunedgemm.ops.schema import MNK, Column, Schema
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -31,38 +31,17 @@ NAME = "a4w4_blockscale"
 _OPERANDS = ("x", "weight", "x_scale", "w_scale", "bias?")
 
 
-def _parse(row: Mapping[str, str]) -> Shape:
-    n, k = size(row, "N"), size(row, "K")
-    shape = Shape(
-        op=NAME,
-        m=size(row, "M"),
-        n=n,
-        k=k,
-        dtype="fp4x2",
-        outdtype=dtype(row, "outdtype", quantised.OUTDTYPES[0], quantised.OUTDTYPES),
-        epilogue="bias" if flag(row, "bias") else "none",
-        scale="block",
-        layout=text(row, "layout", scaled_fp4.usual_layout(n, k)),
-    )
-    return scaled_fp4.ordered(shape, row)
+def _usual_layout(shape: Shape) -> str:
+    """Return the layout of AITER's rows: shuffled weights, plain ones where N or K do not fit."""
+    return scaled_fp4.SHUFFLED if not misfit(scaled_fp4.SHUFFLED, (shape.n, shape.k), scaled_fp4.FP4[0]) else "row"
 
 
-def _format(shape: Shape) -> dict[str, str]:
-    return {
-        "M": str(shape.m),
-        "N": str(shape.n),
-        "K": str(shape.k),
-        "layout": "" if shape.layout == scaled_fp4.usual_layout(shape.n, shape.k) else shape.layout,
-        "outdtype": quantised.outdtype_cell(shape),
-        "bias": "True" if shape.bias else "",
-        FIELD: order_cell(shape),
-    }
-
-
-def _equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
-    """Return the shape, then as AITER's key knows it: shuffled weight and scales, bf16 out, no bias."""
-    layout = scaled_fp4.usual_layout(shape.n, shape.k)
-    return scaled_fp4.equivalent_as(shape, layout, ROW if layout == "row" else SHUFFLED)
+_SCHEMA = Schema(
+    {"op": NAME, "dtype": "fp4x2", "scale": "block"},
+    key=MNK,
+    own=(Column("layout", "layout", _usual_layout), *scaled_fp4.OWN),
+)
+_example = quantised.example_of(_SCHEMA)
 
 
 def _shape_of(
@@ -203,8 +182,6 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
     return {"gemm_a4w4": gemm_a4w4}
 
 
-_example = quantised.example_of(_parse)
-
 op = Op(
     name=NAME,
     operands=_OPERANDS,
@@ -213,11 +190,8 @@ op = Op(
         tuned_file="a4w4_blockscale_tuned_gemm.csv",
         untuned_file="a4w4_blockscale_untuned_gemm.csv",
         variable="AITER_CONFIG_GEMM_A4W4",
-        key=("M", "N", "K"),
         values=quantised.VALUES,
-        parse=_parse,
-        format=_format,
-        own=("layout", "outdtype", "bias", FIELD),
+        **_SCHEMA.columns(),
     ),
     shape_of=_shape_of,
     make_inputs=_make_inputs,
@@ -228,7 +202,7 @@ op = Op(
     fake=quantised.fake,
     fields=stated_order,
     problem=scaled_fp4.domain(scaled_fp4.FP4[:1]).problem,
-    equivalent_shapes=_equivalent_shapes,
+    equivalent_shapes=_SCHEMA.equivalent_shapes,
     unbiased=unbiased,
     first_rows=_first_rows,
     examples=lambda: (

@@ -1,39 +1,187 @@
-"""a8w8: ``out[..., N] = (x[..., K] @ weight[N, K].T) * x_scale * w_scale (+ bias[N])`` in int8 or fp8.
+"""The products with scales by row or tensor: ``out = (x @ weight.T) * x_scale * w_scale (+ bias)``.
 
-AITER's ``gemm_a8w8``; its table is ``a8w8_tuned_gemm.csv``. Scales are float32, one a row of x and
-of the weight, or one each. Accumulation is in int32 or float32.
+``a8w8`` has a plain weight [N, K] in int8 or fp8. It is AITER's ``gemm_a8w8``, and its table is
+``a8w8_tuned_gemm.csv``. ``a8w8_bpreshuffle`` has a shuffled weight. It is AITER's
+``gemm_a8w8_bpreshuffle`` (fp8) and ``gemm_a8w8_ASM`` (int8), and its table is
+``a8w8_bpreshuffle_tuned_gemm.csv``. Here the bias is optional with either dtype. Both functions
+read a weight in layout (16, 16). AITER's tuner and tests do too, and so do its int8 kernels when an
+emulator runs their instructions. The comments at ``gemm_a8w8_ASM`` say (32, 16).
+
+Scales are float32, one a row of x and of the weight, or one each. Accumulation is in int32 or
+float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from tunedgemm.ops import quantised, scaled_rows
+import attrs
+
+from tunedgemm.dtype import FP8, dtype_bits, torch_dtype
+from tunedgemm.errors import OperandError
+from tunedgemm.ops import quantised
+from tunedgemm.ops.domain import Domain
 from tunedgemm.ops.hot import hot_function
-from tunedgemm.ops.layout import plain_layout
+from tunedgemm.ops.layout import plain_layout, shuffled_layout
 from tunedgemm.ops.op import Call, Columns, Op, Serving, unbiased
-from tunedgemm.ops.product import tolerance
+from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
+from tunedgemm.ops.schema import BIAS, MNK, Column, Dtype, Schema, ShuffledLayout, Word
+from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
     import torch
 
-NAME = "a8w8"
+_DTYPES = ("int8", *quantised.FP8)
+_OPERANDS = ("x", "weight", "x_scale", "w_scale", "bias?")
+
+#: Kinds of scales; the first is that of AITER's rows.
+_KINDS = ("row", "tensor")
+_FLOAT32 = ("fp32",)
+#: Columns of K whose size `make_inputs` varies together.
+_GROUP = 128
 
 
-def _layout(dtype: str) -> str:
-    del dtype
-    return "row"
+def _kind_of(m: int, n: int, kind: str) -> str:
+    """Return the kind of scales; one value for one row is AITER's kind, whatever it is called."""
+    return _KINDS[0] if m == n == 1 else kind
 
 
-def _layout_of(weight: torch.Tensor) -> str:
-    return plain_layout(NAME, weight, "gemm_a8w8_bpreshuffle")
+def _canonical(shape: Shape) -> Shape:
+    """Return a shape with the kind of scales that calls of its sizes have."""
+    return shape if shape.scale == (kind := _kind_of(shape.m, shape.n, shape.scale)) else attrs.evolve(shape, scale=kind)
+
+
+def _schema(op: str, default: str, layouts: tuple[Column, ...] = ()) -> Schema:
+    """Return the columns of *op*, whose rows have the dtype *default* where they name none.
+
+    *layouts* is the column of shuffled weights' layout; without one, weights are plain.
+    """
+    return Schema(
+        {"op": op},
+        key=(*MNK, Dtype("q_dtype_w", "dtype", default, allowed=_DTYPES)),
+        own=(*layouts, Word("scale", "scale", _KINDS[0], allowed=_KINDS), quantised.OUTDTYPE, BIAS),
+    )
+
+
+def _shaper(op: str, layout_of: Callable[[torch.Tensor], str]) -> Callable[..., Shape]:
+    """Make `Op.shape_of`.
+
+    *layout_of* gives the layout of a weight that the op takes, and raises OperandError for another.
+    """
+
+    def shape_of(
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        x_scale: torch.Tensor,
+        w_scale: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        otype: torch.dtype | None = None,
+    ) -> Shape:
+        """Return the shape of a call; raises OperandError for operands that do not fit each other."""
+        quantised.check_tensors(op, x=x, weight=weight, x_scale=x_scale, w_scale=w_scale)
+        layout = layout_of(weight)
+        quantised.check_matrices(op, x, weight)
+        dtype = quantised.check_dtypes(op, x, weight, _DTYPES)
+        m, n = quantised.rows_of(x), weight.shape[0]
+        bias_dtype = quantised.bias_dtype_of(op, bias, n, x.device)
+        return Shape(
+            op=op,
+            m=m,
+            n=n,
+            k=x.shape[-1],
+            dtype=dtype,
+            outdtype=quantised.outdtype_of(op, otype),
+            epilogue="bias" if bias_dtype else "none",
+            bias_dtype=bias_dtype,
+            scale=_kind(op, x, n, x_scale, w_scale),
+            layout=layout,
+        )
+
+    return shape_of
+
+
+def _kind(op: str, x: torch.Tensor, n: int, x_scale: torch.Tensor, w_scale: torch.Tensor) -> str:
+    """Return ``tensor`` for one value each, ``row`` for one value a row, also where there is one row.
+
+    Raises OperandError for any other scales.
+    """
+    m = quantised.rows_of(x)
+    for name, scale in (("x_scale", x_scale), ("w_scale", w_scale)):
+        if scale.device != x.device:
+            raise OperandError(f"{op}: {name} must be on {x.device}, as x (got {quantised.describe(scale)})")
+    ones = [scale.numel() == 1 for scale in (x_scale, w_scale)]
+    if all(ones):
+        kind = _kind_of(m, n, "tensor")
+    elif ones == [True, False] and m != 1:
+        raise OperandError(
+            f"{op}: x_scale is of the whole tensor and w_scale by row (got {quantised.describe(x_scale)}, {quantised.describe(w_scale)}); "
+            f"pass x_scale.reshape(1, 1).expand({m}, 1).contiguous()"
+        )
+    elif ones == [False, True] and n != 1:
+        raise OperandError(
+            f"{op}: x_scale is by row and w_scale of the whole tensor (got {quantised.describe(x_scale)}, {quantised.describe(w_scale)}); "
+            f"pass w_scale.reshape(1, 1).expand({n}, 1).contiguous()"
+        )
+    else:
+        kind = "row"
+        quantised.check_scale(op, "x_scale", x_scale, ((m,), (m, 1), (*x.shape[:-1], 1)), _FLOAT32, x.device)
+        quantised.check_scale(op, "w_scale", w_scale, ((n,), (n, 1), (1, n)), _FLOAT32, x.device)
+    for name, scale in (("x_scale", x_scale), ("w_scale", w_scale)):
+        quantised.check_dtype(op, name, scale, _FLOAT32)
+    return kind
+
+
+def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
+    """Draw normal x [m, k] and weight [n, k], quantised, their scales, and bias [n] if asked.
+
+    Scales are [m, 1] and [n, 1], or [1] each.
+    """
+    import torch
+
+    from tunedgemm.ops.formats.quant import per_tensor_quant, pertoken_quant
+    from tunedgemm.ops.formats.shuffle import shuffle_weight
+
+    generator = torch.Generator(device).manual_seed(seed)
+    quantise = per_tensor_quant if shape.scale == "tensor" else pertoken_quant
+    target = torch_dtype(shape.dtype)
+    x, x_scale = quantise(quantised.draw(shape.m, shape.k, _GROUP, generator), quant_dtype=target)
+    weight, w_scale = quantise(quantised.draw(shape.n, shape.k, _GROUP, generator), quant_dtype=target)
+    weight = weight if shape.layout == "row" else shuffle_weight(weight, shape.layout)
+    return x, weight, x_scale, w_scale, *quantised.draw_bias(shape, generator)
+
+
+def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
+    """Compute [m, n] on the operands' device, rounded to float64 where quick, else to float32."""
+    from tunedgemm.ops.formats.shuffle import unshuffled
+
+    x, weight, x_scale, w_scale, bias = (*operands, None)[:5]
+    wide = exact_dtype(shape.m, shape.n, shape.k)
+    out = exact_product(x.reshape(shape.m, shape.k), unshuffled(weight), wide)
+    out = out.mul_(x_scale.to(wide).reshape(-1, 1)).mul_(w_scale.to(wide).reshape(1, -1))
+    return out if bias is None else out.add_(bias.to(wide).reshape(1, -1))
+
+
+def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
+    """Cut the first rows of x and, where they go by row, its scales."""
+    x, weight, x_scale, *rest = operands
+    x_scale = x_scale.reshape(-1, 1)[:m].contiguous() if shape.scale == "row" else x_scale
+    return (x.reshape(shape.m, shape.k)[:m].contiguous(), weight, x_scale, *rest)
+
+
+def _bytes_moved(shape: Shape) -> int:
+    """Count each operand and the output once; scales are float32."""
+    bits = (shape.m + shape.n) * shape.k * dtype_bits(shape.dtype)
+    bits += 32 * (2 if shape.scale == "tensor" else shape.m + shape.n)
+    bits += shape.n * dtype_bits(shape.bias_dtype) if shape.bias else 0
+    return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
 
 
 def _entry(serving: Serving) -> Mapping[str, Call]:
     import torch
 
-    scaled, bf16 = hot_function(serving, scaled_rows.OPERANDS), torch.bfloat16
+    scaled, bf16 = hot_function(serving, _OPERANDS), torch.bfloat16
 
     def gemm_a8w8(
         XQ: torch.Tensor,
@@ -67,55 +215,130 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
     return {"gemm_a8w8": gemm_a8w8, "gemm_a8w8_CK": gemm_a8w8}
 
 
-_parse = scaled_rows.parser(NAME, "int8", _layout)
-_example = quantised.example_of(_parse)
-_FN, _FNUZ = {"q_dtype_w": "torch.float8_e4m3fn"}, {"q_dtype_w": "torch.float8_e4m3fnuz"}
+def _entry_bpreshuffle(serving: Serving) -> Mapping[str, Call]:
+    import torch
 
-op = Op(
-    name=NAME,
-    operands=scaled_rows.OPERANDS,
-    weights=scaled_rows.WEIGHTS,
-    columns=Columns(
-        tuned_file="a8w8_tuned_gemm.csv",
-        untuned_file="a8w8_untuned_gemm.csv",
-        variable="AITER_CONFIG_GEMM_A8W8",
-        key=scaled_rows.KEY,
-        values=quantised.VALUES,
-        parse=_parse,
-        format=scaled_rows.formatter(_layout),
-        own=("scale", "outdtype", "bias"),
-    ),
-    shape_of=scaled_rows.shaper(NAME, _layout_of),
-    make_inputs=scaled_rows.make_inputs,
-    reference=scaled_rows.reference,
-    tolerance=tolerance,
-    flops=quantised.flops,
-    bytes_moved=scaled_rows.bytes_moved,
-    fake=quantised.fake,
-    problem=scaled_rows.domain("row").problem,
-    canonical=scaled_rows.canonical,
-    equivalent_shapes=scaled_rows.equivalent_shapes_of(_layout),
-    unbiased=unbiased,
-    first_rows=scaled_rows.first_rows,
+    scaled, bf16 = hot_function(serving, _OPERANDS), torch.bfloat16
+
+    def gemm_a8w8_bpreshuffle(
+        XQ: torch.Tensor,
+        WQ: torch.Tensor,
+        x_scale: torch.Tensor,
+        w_scale: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype | None = bf16,
+        check: bool = False,
+    ) -> torch.Tensor:
+        """Compute ``(XQ[..., K] @ WQ[N, K].T) * x_scale * w_scale (+ bias)`` of a shuffled weight.
+
+        Args:
+            XQ: activations, int8 or fp8 e4m3, any leading dimensions (M rows in all).
+            WQ: of the same dtype, as `shuffle_weight` or `as_shuffled` gives it; AITER's kernels
+                want (16, 16).
+            x_scale, w_scale: float32: M values as [M], [M, 1] or [..., 1] and N values as [N], [N,
+                1] or [1, N]; or one value each.
+            bias: [N] or [1, N] in bf16, fp16 or fp32, or absent.
+            dtype: of the output: bf16, fp16 or fp32; None for bf16.
+            check: accepted as AITER does and not used: operands are always checked.
+
+        Returns:
+            A new tensor [..., N].
+
+        Raises:
+            OperandError: shapes, dtypes, layouts or devices that do not fit each other.
+        """
+        del check
+        return scaled(XQ, WQ, x_scale, w_scale, bias, dtype)
+
+    return {"gemm_a8w8_bpreshuffle": gemm_a8w8_bpreshuffle, "gemm_a8w8_ASM": gemm_a8w8_bpreshuffle}
+
+
+def _op(schema: Schema, variable: str, layout_of: Callable[[torch.Tensor], str], values: tuple[str, ...], **fields: Any) -> Op:
+    """Return the op of a schema; *layout_of* as for `_shaper`, *fields* are those in which the two differ."""
+    name, layouts = str(schema.fixed["op"]), "shuffled" if isinstance(schema.own[0], ShuffledLayout) else "row"
+    return Op(
+        name=name,
+        operands=_OPERANDS,
+        weights=(1, 3, 4),
+        columns=Columns(
+            tuned_file=f"{name}_tuned_gemm.csv",
+            untuned_file=f"{name}_untuned_gemm.csv",
+            variable=variable,
+            values=values,
+            **schema.columns(),
+        ),
+        shape_of=_shaper(name, layout_of),
+        make_inputs=_make_inputs,
+        reference=_reference,
+        tolerance=tolerance,
+        flops=quantised.flops,
+        bytes_moved=_bytes_moved,
+        fake=quantised.fake,
+        problem=Domain(_DTYPES, quantised.OUTDTYPES, quantised.BIAS_DTYPES, _KINDS, layouts).problem,
+        canonical=_canonical,
+        equivalent_shapes=schema.equivalent_shapes,
+        unbiased=unbiased,
+        first_rows=_first_rows,
+        **fields,
+    )
+
+
+_PLAIN, _SHUFFLED = _schema("a8w8", "int8"), _schema("a8w8_bpreshuffle", FP8, (ShuffledLayout(),))
+_plain, _shuffled = quantised.example_of(_PLAIN), quantised.example_of(_SHUFFLED)
+_INT8, _FN, _FNUZ = ({"q_dtype_w": f"torch.{dtype}"} for dtype in ("int8", "float8_e4m3fn", "float8_e4m3fnuz"))
+
+a8w8 = _op(
+    _PLAIN,
+    "AITER_CONFIG_GEMM_A8W8",
+    lambda weight: plain_layout("a8w8", weight, "gemm_a8w8_bpreshuffle"),
+    quantised.VALUES,
     examples=lambda: (
-        _example(1, 1280, 4096),  # decoding one token
-        _example(127, 256, 512, **_FN),  # a prime M
-        _example(33, 130, 99),  # ragged in all three: rows that are not 16-byte aligned
-        _example(5, 96, 72, **_FN),
-        _example(64, 384, 256, bias="True"),
-        _example(16, 512, 1024, scale="tensor", **_FN),
-        _example(3, 160, 256, bias="True", outdtype="fp32", scale="tensor"),
-        _example(24, 320, 640, bias="True", outdtype="fp16", **_FN),
-        _example(32, 16, 2048, outdtype="fp32", **_FN),  # the narrowest N
-        _example(8, 128, 256, **_FNUZ),
-        _example(1, 1, 64, outdtype="fp32"),  # one row each: scales that could be the whole tensor's
-        _example(0, 256, 512, **_FN),  # an empty batch
+        _plain(1, 1280, 4096),  # decoding one token
+        _plain(127, 256, 512, **_FN),  # a prime M
+        _plain(33, 130, 99),  # ragged in all three: rows that are not 16-byte aligned
+        _plain(5, 96, 72, **_FN),
+        _plain(64, 384, 256, bias="True"),
+        _plain(16, 512, 1024, scale="tensor", **_FN),
+        _plain(3, 160, 256, bias="True", outdtype="fp32", scale="tensor"),
+        _plain(24, 320, 640, bias="True", outdtype="fp16", **_FN),
+        _plain(32, 16, 2048, outdtype="fp32", **_FN),  # the narrowest N
+        _plain(8, 128, 256, **_FNUZ),
+        _plain(1, 1, 64, outdtype="fp32"),  # one row each: scales that could be the whole tensor's
+        _plain(0, 256, 512, **_FN),  # an empty batch
     ),
     large=lambda: (
-        _example(1024, 4096, 4096),
-        _example(4099, 2048, 1408, **_FN),  # a prime M beyond one wave of tiles
-        _example(16, 7168, 16384, scale="tensor", **_FN),
+        _plain(1024, 4096, 4096),
+        _plain(4099, 2048, 1408, **_FN),  # a prime M beyond one wave of tiles
+        _plain(16, 7168, 16384, scale="tensor", **_FN),
     ),
     functions=("gemm_a8w8", "gemm_a8w8_CK"),
     entry=_entry,
+)
+
+a8w8_bpreshuffle = _op(
+    _SHUFFLED,
+    "AITER_CONFIG_GEMM_A8W8_BPRESHUFFLE",
+    lambda weight: shuffled_layout("a8w8_bpreshuffle", weight, "(16, 16)", "gemm_a8w8"),
+    ("libtype", *quantised.VALUES),
+    examples=lambda: (
+        _shuffled(1, 1280, 4096),  # decoding one token
+        _shuffled(127, 256, 512, **_INT8),  # a prime M
+        _shuffled(33, 144, 96),  # N and K: multiples of what the layout needs and of no tile
+        _shuffled(5, 96, 32, **_INT8),  # the least K
+        _shuffled(64, 384, 256, bias="True", **_INT8),
+        _shuffled(16, 512, 1024, scale="tensor"),
+        _shuffled(3, 160, 256, bias="True", outdtype="fp32"),
+        _shuffled(24, 320, 640, bias="True", outdtype="fp16", scale="tensor", **_INT8),
+        _shuffled(32, 16, 2048, outdtype="fp16"),  # the narrowest N
+        _shuffled(17, 64, 128, layout="aiter32x16"),
+        _shuffled(8, 128, 256, **_FNUZ),
+        _shuffled(0, 256, 512),  # an empty batch
+    ),
+    large=lambda: (
+        _shuffled(1024, 4096, 4096, **_INT8),
+        _shuffled(4099, 2048, 1408),  # a prime M beyond one wave of tiles
+        _shuffled(16, 7168, 16384),
+    ),
+    functions=("gemm_a8w8_bpreshuffle", "gemm_a8w8_ASM"),
+    entry=_entry_bpreshuffle,
 )

@@ -1,52 +1,154 @@
-"""a8w8_blockscale: ``out[..., N] = x[..., K] @ weight[N, K].T`` in fp8 with block scales.
+"""The products with block scales: ``out[..., N] = x[..., K] @ weight[N, K].T`` in fp8.
 
-Each 1x128 of x and each 128x128 of the weight has a float32 scale. AITER's
-``gemm_a8w8_blockscale``; its table is ``a8w8_blockscale_tuned_gemm.csv``. N and K need not be
-multiples of 128: the last blocks are smaller. Accumulation is in float32. The scales of x may be
-M-major instead of row-major, which is a field of the shape (`tunedgemm.ops.scale_order`).
+Each 1x128 of x and each 128x128 of the weight has a float32 scale. N and K need not be multiples of
+128: the last blocks are smaller. Accumulation is in float32.
+
+``a8w8_blockscale`` has a plain weight. It is AITER's ``gemm_a8w8_blockscale``, and its table is
+``a8w8_blockscale_tuned_gemm.csv``. The scales of x may be M-major instead of row-major, which is a
+field of the shape (`tunedgemm.ops.scale_order`).
+
+``a8w8_blockscale_bpreshuffle`` has a shuffled weight and transposed scales of x. It is AITER's
+``gemm_a8w8_blockscale_bpreshuffle``, and its table is
+``a8w8_blockscale_bpreshuffle_tuned_gemm.csv``. ``x_scale`` has the shape [M, ceil(K/128)] and is
+contiguous, but its memory holds the transpose, [ceil(K/128), M] row by row. `transposed_scale`
+makes it (AITER's quantisation with ``transpose_scale=True``).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from tunedgemm.dtype import FP8, dtype_bits, torch_dtype
 from tunedgemm.errors import OperandError
-from tunedgemm.ops import quantised, scaled_blocks
+from tunedgemm.ops import quantised
+from tunedgemm.ops.domain import Domain
 from tunedgemm.ops.hot import hot_function
-from tunedgemm.ops.layout import plain_layout
+from tunedgemm.ops.layout import plain_layout, shuffled_layout
 from tunedgemm.ops.op import Call, Columns, Op, Serving
-from tunedgemm.ops.product import tolerance
-from tunedgemm.ops.scale_order import FIELD, M_MAJOR, M_MAJOR_PADDED, ROW, blocks, canonical_order, order_of, with_order
+from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
+from tunedgemm.ops.scale_order import (
+    BLOCK,
+    FIELD,
+    M_MAJOR,
+    M_MAJOR_PADDED,
+    ORDERS,
+    ROW,
+    blocks,
+    canonical_order,
+    equivalent_orders,
+    field_of,
+    order_of,
+    scale_order,
+    scale_strides,
+    with_order,
+)  # fmt: skip
+from tunedgemm.ops.schema import MNK, Dtype, Schema, ShuffledLayout, Word
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
     import torch
 
-NAME = "a8w8_blockscale"
+_OPERANDS = ("x", "weight", "x_scale", "w_scale")
+_DTYPE = Dtype("dtype", "dtype", FP8, allowed=quantised.FP8)
+_PLAIN = Schema(
+    {"op": "a8w8_blockscale", "scale": "block"}, MNK, (_DTYPE, quantised.OUTDTYPE, Word(FIELD, FIELD, ROW, spare=True, allowed=ORDERS))
+)
+_SHUFFLED = Schema({"op": "a8w8_blockscale_bpreshuffle", "scale": "block"}, MNK, (ShuffledLayout(), _DTYPE, quantised.OUTDTYPE))
+_plain, _shuffled = quantised.example_of(_PLAIN), quantised.example_of(_SHUFFLED)
+
+
+def _blocks_shape(op: str, layout: str, operands: tuple[torch.Tensor, ...], otype: torch.dtype | None) -> Shape:
+    """Return the shape of a call whose weight has that layout.
+
+    Raises OperandError for operands that do not fit each other.
+    """
+    x, weight, x_scale, w_scale = operands
+    quantised.check_matrices(op, x, weight)
+    dtype = quantised.check_dtypes(op, x, weight, quantised.FP8)
+    m, (n, k) = quantised.rows_of(x), weight.shape
+    quantised.check_not_packed(op, x_scale=x_scale, w_scale=w_scale)
+    quantised.check_scale(op, "x_scale", x_scale, ((m, blocks(k)), (*x.shape[:-1], blocks(k))), ("fp32",), x.device)
+    quantised.check_scale(op, "w_scale", w_scale, ((blocks(n), blocks(k)),), ("fp32",), x.device)
+    return Shape(op=op, m=m, n=n, k=k, dtype=dtype, outdtype=quantised.outdtype_of(op, otype), scale="block", layout=layout)
+
+
+def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[torch.Tensor, ...]:
+    """Draw x [m, k] and plain weight [n, k] quantised, with x_scale and w_scale.
+
+    x_scale is [m, ceil(k/128)] in the shape's order, with NaN in the padding of a padded one.
+    w_scale is [ceil(n/128), ceil(k/128)].
+    """
+    import torch
+
+    from tunedgemm.ops.formats.quant import per_1x128_quant, per_block_quant
+
+    generator, target = torch.Generator(device).manual_seed(seed), torch_dtype(shape.dtype)
+    x, x_scale = per_1x128_quant(quantised.draw(shape.m, shape.k, BLOCK, generator), target)
+    weight, w_scale = per_block_quant(quantised.draw(shape.n, shape.k, BLOCK, generator), target, (BLOCK, BLOCK))
+    return x, weight, in_order(x_scale, shape), w_scale
+
+
+def in_order(x_scale: torch.Tensor, shape: Shape) -> torch.Tensor:
+    """Copy scales [m, ceil(k/128)] to a shape's order, with NaN in its padding; row-major ones stay."""
+    if scale_order(shape) == ROW:
+        return x_scale
+    memory = x_scale.new_full((blocks(shape.k), scale_strides(shape)[1]), math.nan)
+    return memory[:, : shape.m].t().copy_(x_scale)
+
+
+def _reference(shape: Shape, operands: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Compute [m, n] of a plain weight, and scales of x in any order.
+
+    The result is float64 where that is quick, else float32.
+    """
+    from tunedgemm.ops.formats.quant import dequant_blocks
+
+    x, weight, x_scale, w_scale = operands
+    wide = exact_dtype(shape.m, shape.n, shape.k)
+    values = dequant_blocks(x.reshape(shape.m, shape.k), x_scale.reshape(shape.m, blocks(shape.k)), wide)
+    return exact_product(values, dequant_blocks(weight, w_scale, wide, (BLOCK, BLOCK)), wide)
+
+
+def _bytes_moved(shape: Shape) -> int:
+    """Count each operand and the output once; scales are float32."""
+    bits = (shape.m + shape.n) * shape.k * dtype_bits(shape.dtype)
+    bits += 32 * (shape.m + blocks(shape.n)) * blocks(shape.k)
+    return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
 
 
 def _shape_of(
     x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor, *, otype: torch.dtype | None = None
 ) -> Shape:
     """Return the shape of a call; raises OperandError for operands that do not fit each other."""
-    quantised.check_tensors(NAME, x=x, weight=weight, x_scale=x_scale, w_scale=w_scale)
-    layout = plain_layout(NAME, weight, "gemm_a8w8_blockscale_bpreshuffle")
-    shape = scaled_blocks.shape_of(NAME, layout, (x, weight, x_scale, w_scale), otype)
-    order = order_of(NAME, x_scale, shape.m)
+    quantised.check_tensors("a8w8_blockscale", x=x, weight=weight, x_scale=x_scale, w_scale=w_scale)
+    layout = plain_layout("a8w8_blockscale", weight, "gemm_a8w8_blockscale_bpreshuffle")
+    shape = _blocks_shape("a8w8_blockscale", layout, (x, weight, x_scale, w_scale), otype)
+    order = order_of("a8w8_blockscale", x_scale, shape.m)
     return shape if order == ROW else with_order(shape, order)
 
 
 def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
     x, weight, x_scale, w_scale = operands
     scales = x_scale.reshape(shape.m, blocks(shape.k))[:m].contiguous()
-    return x.reshape(shape.m, shape.k)[:m].contiguous(), weight, scaled_blocks.in_order(scales, shape.with_m(m)), w_scale
+    return x.reshape(shape.m, shape.k)[:m].contiguous(), weight, in_order(scales, shape.with_m(m)), w_scale
+
+
+def _equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
+    """Return the shape and its form in AITER's key, both for each order of x's scales that may serve it."""
+    if (orders := equivalent_orders(shape)) == (ROW,):
+        return _PLAIN.equivalent_shapes(shape)
+    by_order, plain = [with_order(shape, order) for order in orders], _PLAIN.plain(shape)
+    if plain in by_order:
+        return tuple(by_order)
+    return tuple(form for shape, order in zip(by_order, orders, strict=True) for form in (shape, with_order(plain, order)))
 
 
 def _entry(serving: Serving) -> Mapping[str, Call]:
     import torch
 
-    scaled, bf16 = hot_function(serving, scaled_blocks.OPERANDS), torch.bfloat16
+    scaled, bf16 = hot_function(serving, _OPERANDS), torch.bfloat16
 
     def gemm_a8w8_blockscale(
         XQ: torch.Tensor,
@@ -75,68 +177,199 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
             OperandError: shapes, dtypes, layouts or devices that do not fit each other.
         """
         if isBpreshuffled:
-            raise OperandError(f"{NAME}: isBpreshuffled=True is not taken; call gemm_a8w8_blockscale_bpreshuffle for shuffled weights")
+            raise OperandError(
+                "a8w8_blockscale: isBpreshuffled=True is not taken; call gemm_a8w8_blockscale_bpreshuffle for shuffled weights"
+            )
         return scaled(XQ, WQ, x_scale, w_scale, dtype)
 
     return {"gemm_a8w8_blockscale": gemm_a8w8_blockscale}
 
 
-_parse = scaled_blocks.parser(NAME, "row")
-_example = quantised.example_of(_parse)
+def _shape_of_bpreshuffle(
+    x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor, *, otype: torch.dtype | None = None
+) -> Shape:
+    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
+    quantised.check_tensors("a8w8_blockscale_bpreshuffle", x=x, weight=weight, x_scale=x_scale, w_scale=w_scale)
+    layout = shuffled_layout("a8w8_blockscale_bpreshuffle", weight, "(16, 16)", "gemm_a8w8_blockscale")
+    shape = _blocks_shape("a8w8_blockscale_bpreshuffle", layout, (x, weight, x_scale, w_scale), otype)
+    if not x_scale.is_contiguous():
+        raise OperandError(
+            "a8w8_blockscale_bpreshuffle: x_scale must be contiguous, its memory holding the transpose "
+            f"(got {tuple(x_scale.shape)} with strides {x_scale.stride()}); pass transposed_scale(x_scale) of scales that lie row by row"
+        )
+    return shape
 
-op = Op(
-    name=NAME,
-    operands=scaled_blocks.OPERANDS,
-    weights=scaled_blocks.WEIGHTS,
-    columns=Columns(
-        tuned_file="a8w8_blockscale_tuned_gemm.csv",
-        untuned_file="a8w8_blockscale_untuned_gemm.csv",
-        variable="AITER_CONFIG_GEMM_A8W8_BLOCKSCALE",
-        key=scaled_blocks.KEY,
-        values=("libtype", *quantised.VALUES),
-        parse=_parse,
-        format=scaled_blocks.formatter("row"),
-        own=("dtype", "outdtype", FIELD),
-    ),
+
+def _make_inputs_bpreshuffle(shape: Shape, device: torch.device, seed: int) -> tuple[torch.Tensor, ...]:
+    """Draw inputs as for a8w8_blockscale, then shuffle the weight and transpose the scales of x."""
+    from tunedgemm.ops.formats.scales import transposed_scale
+    from tunedgemm.ops.formats.shuffle import shuffle_weight
+
+    x, weight, x_scale, w_scale = _make_inputs(shape, device, seed)
+    return x, shuffle_weight(weight, shape.layout), transposed_scale(x_scale), w_scale
+
+
+def _reference_bpreshuffle(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
+    """Compute [m, n] on the operands' device, rounded to float64 where quick, else to float32."""
+    from tunedgemm.ops.formats.scales import untransposed_scale
+    from tunedgemm.ops.formats.shuffle import unshuffled
+
+    x, weight, x_scale, w_scale = operands
+    return _reference(shape, (x, unshuffled(weight), untransposed_scale(x_scale), w_scale))
+
+
+def _first_rows_bpreshuffle(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
+    from tunedgemm.ops.formats.scales import transposed_scale, untransposed_scale
+
+    x, weight, x_scale, w_scale = operands
+    scales = untransposed_scale(x_scale).reshape(shape.m, blocks(shape.k))[:m]
+    return x.reshape(shape.m, shape.k)[:m].contiguous(), weight, transposed_scale(scales), w_scale
+
+
+def _entry_bpreshuffle(serving: Serving) -> Mapping[str, Call]:
+    import torch
+
+    scaled, bf16 = hot_function(serving, _OPERANDS), torch.bfloat16
+
+    def gemm_a8w8_blockscale_bpreshuffle(
+        XQ: torch.Tensor,
+        WQ: torch.Tensor,
+        x_scale: torch.Tensor,
+        w_scale: torch.Tensor,
+        dtype: torch.dtype | None = bf16,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Compute ``XQ[..., K] @ WQ[N, K].T`` of fp8 operands with block scales and a shuffled weight.
+
+        Args:
+            XQ: activations in fp8 e4m3, any leading dimensions (M rows in all).
+            WQ: of the same dtype, as `shuffle_weight` or `as_shuffled` gives it; AITER's kernels
+                want (16, 16).
+            x_scale: float32 [M, ceil(K/128)], its memory holding the transpose: contiguous, as
+                `transposed_scale` gives it, or with the strides (1, M).
+            w_scale: float32 [ceil(N/128), ceil(K/128)].
+            dtype: of the output: bf16, fp16 or fp32; None for bf16.
+            out: only None: the output is always new.
+
+        Returns:
+            A new tensor [..., N].
+
+        Raises:
+            OperandError: shapes, dtypes, layouts or devices that do not fit each other, or an
+                *out*.
+        """
+        if out is not None:
+            raise OperandError("a8w8_blockscale_bpreshuffle: out is not taken, the output is a new tensor; call out.copy_(…) with it")
+        if isinstance(x_scale, torch.Tensor) and not x_scale.is_contiguous() and x_scale.dim() == 2 and x_scale.t().is_contiguous():
+            x_scale = x_scale.t().view(x_scale.shape)  # the strides (1, M) say what the memory is
+        return scaled(XQ, WQ, x_scale, w_scale, dtype)
+
+    return {"gemm_a8w8_blockscale_bpreshuffle": gemm_a8w8_blockscale_bpreshuffle}
+
+
+def _order_problem(shape: Shape) -> str:
+    order = field_of(shape)
+    return "" if order in ORDERS else f"{FIELD} must be {' or '.join(ORDERS)} (got {order})"
+
+
+def _op(schema: Schema, variable: str, **fields: Any) -> Op:
+    """Return the op of a schema; *fields* are those in which the two differ."""
+    name, is_plain = str(schema.fixed["op"]), schema is _PLAIN
+    domain = Domain(
+        quantised.FP8,
+        quantised.OUTDTYPES,
+        scales=("block",),
+        layouts="row" if is_plain else "shuffled",
+        optional=(FIELD,) if is_plain else (),
+        further=_order_problem,
+    )
+    return Op(
+        name=name,
+        operands=_OPERANDS,
+        weights=(1, 3),
+        columns=Columns(
+            tuned_file=f"{name}_tuned_gemm.csv",
+            untuned_file=f"{name}_untuned_gemm.csv",
+            variable=variable,
+            values=("libtype", *quantised.VALUES),
+            **schema.columns(),
+        ),
+        tolerance=tolerance,
+        flops=quantised.flops,
+        bytes_moved=_bytes_moved,
+        fake=quantised.fake,
+        problem=domain.problem,
+        **fields,
+    )
+
+
+a8w8_blockscale = _op(
+    _PLAIN,
+    "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE",
     shape_of=_shape_of,
-    make_inputs=scaled_blocks.make_inputs,
-    reference=scaled_blocks.reference,
-    tolerance=tolerance,
-    flops=quantised.flops,
-    bytes_moved=scaled_blocks.bytes_moved,
-    fake=quantised.fake,
-    problem=scaled_blocks.domain("row").problem,
+    make_inputs=_make_inputs,
+    reference=_reference,
     canonical=canonical_order,
-    equivalent_shapes=scaled_blocks.equivalent_shapes_of("row"),
+    equivalent_shapes=_equivalent_shapes,
     first_rows=_first_rows,
     strided=(2,),
     examples=lambda: (
-        _example(1, 1280, 4096),  # decoding one token
-        _example(127, 256, 512),  # a prime M
-        _example(16, 256, 384),
-        _example(33, 130, 72),  # ragged in all three: one short block of K, two blocks of N
-        _example(5, 576, 200),  # tails in N (DeepSeek's kv_a projection) and K
-        _example(17, 96, 99),  # an odd K: rows that are not 16-byte aligned
-        _example(32, 16, 2048),  # the narrowest N
-        _example(8, 256, 1024, outdtype="fp32"),
-        _example(24, 320, 640, outdtype="fp16"),
-        _example(7, 128, 256, dtype="torch.float8_e4m3fnuz"),
-        _example(0, 256, 512),  # an empty batch
-        _example(64, 256, 512, scale_order=M_MAJOR),
-        _example(127, 136, 384, scale_order=M_MAJOR),  # a prime M
-        _example(3, 576, 200, scale_order=M_MAJOR),  # tails in N and K
-        _example(59, 256, 512, scale_order=M_MAJOR_PADDED),  # a prime M
-        _example(1, 1280, 1024, scale_order=M_MAJOR_PADDED),  # a scale in each 16 bytes
-        _example(3, 130, 328, scale_order=M_MAJOR_PADDED),  # ragged in all three
-        _example(34, 320, 640, outdtype="fp32", scale_order=M_MAJOR_PADDED),
+        _plain(1, 1280, 4096),  # decoding one token
+        _plain(127, 256, 512),  # a prime M
+        _plain(16, 256, 384),
+        _plain(33, 130, 72),  # ragged in all three: one short block of K, two blocks of N
+        _plain(5, 576, 200),  # tails in N (DeepSeek's kv_a projection) and K
+        _plain(17, 96, 99),  # an odd K: rows that are not 16-byte aligned
+        _plain(32, 16, 2048),  # the narrowest N
+        _plain(8, 256, 1024, outdtype="fp32"),
+        _plain(24, 320, 640, outdtype="fp16"),
+        _plain(7, 128, 256, dtype="torch.float8_e4m3fnuz"),
+        _plain(0, 256, 512),  # an empty batch
+        _plain(64, 256, 512, scale_order=M_MAJOR),
+        _plain(127, 136, 384, scale_order=M_MAJOR),  # a prime M
+        _plain(3, 576, 200, scale_order=M_MAJOR),  # tails in N and K
+        _plain(59, 256, 512, scale_order=M_MAJOR_PADDED),  # a prime M
+        _plain(1, 1280, 1024, scale_order=M_MAJOR_PADDED),  # a scale in each 16 bytes
+        _plain(3, 130, 328, scale_order=M_MAJOR_PADDED),  # ragged in all three
+        _plain(34, 320, 640, outdtype="fp32", scale_order=M_MAJOR_PADDED),
     ),
     large=lambda: (
-        _example(1024, 4096, 4096),
-        _example(4099, 2112, 1408),  # a prime M beyond one wave of tiles, N with a tail
-        _example(64, 7168, 18432),
-        _example(1024, 4096, 4096, scale_order=M_MAJOR),
-        _example(4099, 2112, 1408, scale_order=M_MAJOR_PADDED),
+        _plain(1024, 4096, 4096),
+        _plain(4099, 2112, 1408),  # a prime M beyond one wave of tiles, N with a tail
+        _plain(64, 7168, 18432),
+        _plain(1024, 4096, 4096, scale_order=M_MAJOR),
+        _plain(4099, 2112, 1408, scale_order=M_MAJOR_PADDED),
     ),
     functions=("gemm_a8w8_blockscale",),
     entry=_entry,
+)
+
+a8w8_blockscale_bpreshuffle = _op(
+    _SHUFFLED,
+    "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE",
+    shape_of=_shape_of_bpreshuffle,
+    make_inputs=_make_inputs_bpreshuffle,
+    reference=_reference_bpreshuffle,
+    equivalent_shapes=_SHUFFLED.equivalent_shapes,
+    first_rows=_first_rows_bpreshuffle,
+    examples=lambda: (
+        _shuffled(1, 1280, 4096),  # decoding one token
+        _shuffled(127, 256, 512),  # a prime M
+        _shuffled(16, 256, 384),
+        _shuffled(33, 144, 96),  # one short block of K, two blocks of N
+        _shuffled(5, 576, 224),  # tails in N (DeepSeek's kv_a projection) and K
+        _shuffled(32, 16, 2048),  # the narrowest N
+        _shuffled(8, 256, 1024, outdtype="fp32"),
+        _shuffled(24, 320, 640, outdtype="fp16"),
+        _shuffled(17, 64, 160, layout="aiter32x16"),
+        _shuffled(7, 128, 256, dtype="torch.float8_e4m3fnuz"),
+        _shuffled(0, 256, 512),  # an empty batch
+    ),
+    large=lambda: (
+        _shuffled(1024, 4096, 4096),
+        _shuffled(4099, 2112, 1408),  # a prime M beyond one wave of tiles, N with a tail
+        _shuffled(64, 7168, 18432),
+    ),
+    functions=("gemm_a8w8_blockscale_bpreshuffle",),
+    entry=_entry_bpreshuffle,
 )

@@ -1,81 +1,79 @@
-"""Share code of the batched ops: ``out[b] = x[b, M, K] @ weight[b, N, K].T``, AITER's key B, M, N, K."""
+"""The batched products: ``out[B, M, N] = x[B, M, K] @ weight[B, N, K].mT (+ bias[B, N])``.
+
+``batched_bf16`` multiplies bf16 or fp16. ``batched_a8w8`` multiplies int8 or fp8, with a float32
+scale for each row of x and of the weight of each batch. They are AITER's ``batched_gemm_bf16`` and
+``batched_gemm_a8w8``, with the tables ``bf16_tuned_batched_gemm.csv`` and
+``a8w8_tuned_batched_gemm.csv``. Accumulation is in int32 or float32.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.dtype import dtype_bits, short_dtype, table_text
+from tunedgemm.dtype import dtype_bits, short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import quantised
-from tunedgemm.ops.cells import dtype, flag, size
 from tunedgemm.ops.domain import Domain
+from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import plain_layout
+from tunedgemm.ops.op import Arguments, Call, Columns, Op, Serving
+from tunedgemm.ops.padded_m import exact
+from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
+from tunedgemm.ops.schema import BIAS, MNK, Dtype, Schema, Size
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
     import torch
 
-KEY = ("B", "M", "N", "K")
-#: Our columns: AITER's key knows only the default dtype, bf16 out and no bias.
-OWN = ("dtype", "outdtype", "bias")
+_PLAIN = ("x", "weight", "bias?")
+_SCALED = ("x", "weight", "x_scale", "w_scale", "bias?")
+#: Of both operands; the first is that of AITER's rows.
+_DTYPES = {"batched_a8w8": ("int8", *quantised.FP8), "batched_bf16": ("bf16", "fp16")}
 
 
-def domain(dtypes: tuple[str, ...], scale: str = "none") -> Domain:
-    """Return the domain of a batched op."""
-    return Domain(dtypes, quantised.OUTDTYPES, quantised.BIAS_DTYPES, (scale,), extra=("B",), further=_batches_problem)
+def _shape_of_bf16(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, otype: torch.dtype | None = None) -> Shape:
+    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
+    return _shape("batched_bf16", x, weight, None, bias, otype)
 
 
-def _batches_problem(shape: Shape) -> str:
-    return "" if int(shape["B"]) >= 1 else f"B must be at least 1 (got {shape['B']})"
+def _shape_of_a8w8(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    otype: torch.dtype | None = None,
+) -> Shape:
+    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
+    return _shape("batched_a8w8", x, weight, (x_scale, w_scale), bias, otype)
 
 
-def parser(op: str, dtypes: tuple[str, ...], scale: str = "none") -> Callable[[Mapping[str, str]], Shape]:
-    """Make `Columns.parse` of a batched op; the first of *dtypes* is the one of AITER's rows."""
-
-    def parse(row: Mapping[str, str]) -> Shape:
-        return Shape(
-            op=op,
-            m=size(row, "M"),
-            n=size(row, "N"),
-            k=size(row, "K"),
-            dtype=dtype(row, "dtype", dtypes[0], dtypes),
-            outdtype=dtype(row, "outdtype", quantised.OUTDTYPES[0], quantised.OUTDTYPES),
-            epilogue="bias" if flag(row, "bias") else "none",
-            scale=scale,
-            extra={"B": size(row, "B")},  # type: ignore[arg-type]
-        )
-
-    return parse
-
-
-def formatter(default: str) -> Callable[[Shape], dict[str, str]]:
-    """Make `Columns.format` of a batched op whose rows have the dtype *default* where they do not tell."""
-
-    def format_(shape: Shape) -> dict[str, str]:
-        return {
-            "B": str(shape["B"]),
-            "M": str(shape.m),
-            "N": str(shape.n),
-            "K": str(shape.k),
-            "dtype": "" if shape.dtype == default else table_text(shape.dtype),
-            "outdtype": quantised.outdtype_cell(shape),
-            "bias": "True" if shape.bias else "",
-        }
-
-    return format_
+def _shape(
+    op: str, x: torch.Tensor, weight: torch.Tensor, scales: tuple[Any, Any] | None, bias: torch.Tensor | None, otype: torch.dtype | None
+) -> Shape:
+    """Return the shape of a call, with or without scales."""
+    batches, m, n, k, dtype = _check_operands(op, _DTYPES[op], x, weight)
+    if scales:
+        _check_scale(op, "x_scale", scales[0], ((batches, m, 1), (batches, m)), x.device)
+        _check_scale(op, "w_scale", scales[1], ((batches, 1, n), (batches, n, 1), (batches, n)), x.device)
+    bias_dtype = _bias_dtype_of(op, bias, batches, n, x.device)
+    return Shape(
+        op=op,
+        m=m,
+        n=n,
+        k=k,
+        dtype=dtype,
+        outdtype=quantised.outdtype_of(op, otype, "bf16" if scales else dtype),
+        epilogue="bias" if bias_dtype else "none",
+        bias_dtype=bias_dtype,
+        scale="row" if scales else "none",
+        extra={"B": batches},  # type: ignore[arg-type]
+    )
 
 
-def equivalent_shapes_of(default: str) -> Callable[[Shape], tuple[Shape, ...]]:
-    """Make `Op.equivalent_shapes`: the shape, then its form in AITER's key, without dtypes and bias."""
-
-    def equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
-        return quantised.equivalent_as(shape, dtype=default, outdtype=quantised.OUTDTYPES[0], epilogue="none", bias_dtype="")
-
-    return equivalent_shapes
-
-
-def check_operands(op: str, dtypes: tuple[str, ...], x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int, int, int, str]:
+def _check_operands(op: str, dtypes: tuple[str, ...], x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int, int, int, str]:
     """Return (B, M, N, K, dtype) of x [B, M, K] and weight [B, N, K].
 
     Raises OperandError where they do not fit each other.
@@ -104,7 +102,7 @@ def check_operands(op: str, dtypes: tuple[str, ...], x: torch.Tensor, weight: to
     return batches, m, weight.shape[1], k, short_dtype(x.dtype)
 
 
-def bias_dtype_of(op: str, bias: torch.Tensor | None, batches: int, n: int, device: torch.device) -> str:
+def _bias_dtype_of(op: str, bias: torch.Tensor | None, batches: int, n: int, device: torch.device) -> str:
     """Return the short dtype of a bias [B, N] or [B, 1, N] on *device*, "" for none.
 
     Raises OperandError for another bias.
@@ -121,20 +119,252 @@ def bias_dtype_of(op: str, bias: torch.Tensor | None, batches: int, n: int, devi
     return short_dtype(bias.dtype)
 
 
-def first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
+def _check_scale(op: str, name: str, scale: Any, shapes: tuple[tuple[int, ...], ...], device: torch.device) -> None:
+    """Raise OperandError for a scale that is not float32, of one of the *shapes*, on *device*."""
+    import torch
+
+    is_tensor = isinstance(scale, torch.Tensor)
+    if not is_tensor or tuple(scale.shape) not in shapes or scale.dtype != torch.float32 or scale.device != device:
+        wanted = " or ".join(str(list(shape)) for shape in shapes)
+        hint = "; one value for all rows must be expanded" if is_tensor and scale.numel() == 1 else ""
+        raise OperandError(f"{op}: {name} must be {wanted}, torch.float32 on {device} (got {quantised.describe(scale)}){hint}")
+
+
+def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
+    """Draw normal x [B, m, k], weight [B, n, k] and, if the shape has one, bias [B, n].
+
+    Those of batched_a8w8 are quantised by row, with scales [B, m, 1] and [B, n, 1].
+    """
+    import torch
+
+    from tunedgemm.ops.formats.quant import pertoken_quant
+
+    generator, batches, target = torch.Generator(device).manual_seed(seed), int(shape["B"]), torch_dtype(shape.dtype)
+
+    def draw(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.randn(batches, *sizes, generator=generator, device=device, dtype=dtype)
+
+    def uneven(rows: int) -> torch.Tensor:  # a scale of another row shows
+        return 2 ** -torch.rand(batches, rows, 1, generator=generator, device=device)
+
+    bias_dtype = torch_dtype(shape.bias_dtype) if shape.bias else None
+    if shape.scale == "none":
+        operands = draw(shape.m, shape.k, dtype=target), draw(shape.n, shape.k, dtype=target)
+        return (*operands, draw(shape.n, dtype=bias_dtype)) if bias_dtype else operands
+    x, x_scale = pertoken_quant(draw(shape.m, shape.k) * uneven(shape.m), quant_dtype=target)
+    weight, w_scale = pertoken_quant(draw(shape.n, shape.k) * uneven(shape.n), quant_dtype=target)
+    return (x, weight, x_scale, w_scale, *([draw(shape.n).to(bias_dtype)] if bias_dtype else []))
+
+
+def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
+    """Compute [B, m, n] on the operands' device, rounded to float64 where quick, else to float32."""
+    x, weight, *rest = operands
+    batches, scales = int(shape["B"]), [] if shape.scale == "none" else [rest.pop(0), rest.pop(0)]
+    wide = exact_dtype(batches * shape.m, shape.n, shape.k)
+    out = exact_product(x, weight, wide)
+    for scale, sizes in zip(scales, ((shape.m, 1), (1, shape.n)), strict=False):
+        out *= scale.to(wide).reshape(batches, *sizes)
+    return out + rest[0].to(wide).reshape(batches, 1, shape.n) if rest and rest[0] is not None else out
+
+
+def _fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | None = None) -> torch.Tensor:
+    otype = otype or (torch_dtype("bf16") if x.element_size() == 1 else x.dtype)
+    return x.new_empty((*x.shape[:2], weight.shape[1]), dtype=otype)
+
+
+def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
     """Cut the activations [B, M, K] and any scales of theirs [B, M, ...] to *m* rows of each batch."""
     count = 1 if shape.scale == "none" else 3
     return tuple(operand[:, :m].contiguous() if index < count and index != 1 else operand for index, operand in enumerate(operands))
 
 
-def flops(shape: Shape) -> int:
+def _flops(shape: Shape) -> int:
     """Count the operations of all batches."""
     return 2 * int(shape["B"]) * shape.m * shape.n * shape.k
 
 
-def bytes_moved(shape: Shape) -> int:
+def _bytes_moved(shape: Shape) -> int:
     """Count each operand and the output once; scales are float32."""
     read = (shape.m + shape.n) * shape.k * dtype_bits(shape.dtype)
     scales = 0 if shape.scale == "none" else (shape.m + shape.n) * 32
     bias = shape.n * dtype_bits(shape.bias_dtype) if shape.bias else 0
     return int(shape["B"]) * (read + scales + bias + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
+
+
+def _entry_a8w8(serving: Serving) -> Mapping[str, Call]:
+    import torch
+
+    scaled, bf16 = hot_function(serving, _SCALED), torch.bfloat16
+
+    def batched_gemm_a8w8(
+        XQ: torch.Tensor,
+        WQ: torch.Tensor,
+        x_scale: torch.Tensor,
+        w_scale: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype | None = bf16,
+        splitK: int | None = None,
+    ) -> torch.Tensor:
+        """Compute ``(XQ[B, M, K] @ WQ[B, N, K].mT) * x_scale * w_scale (+ bias)`` by the tables.
+
+        Args:
+            XQ, WQ: activations and weight, both int8 or both fp8.
+            x_scale: float32 [B, M, 1] or [B, M].
+            w_scale: float32 [B, 1, N], [B, N, 1] or [B, N].
+            bias: [B, N] or [B, 1, N] in bf16, fp16 or fp32, or absent.
+            dtype: of the output: bf16, fp16 or fp32; None for bf16.
+            splitK: accepted as AITER does and not used: the table decides.
+
+        Returns:
+            A new tensor [B, M, N].
+
+        Raises:
+            OperandError: shapes, dtypes or devices that do not fit each other.
+        """
+        del splitK
+        return scaled(XQ, WQ, x_scale, w_scale, bias, dtype)
+
+    return {"batched_gemm_a8w8": batched_gemm_a8w8, "batched_gemm_a8w8_CK": batched_gemm_a8w8}
+
+
+def _entry_bf16(serving: Serving) -> Mapping[str, Call]:
+    import torch
+
+    bf16 = torch.bfloat16
+
+    def batched_gemm_bf16(
+        XQ: torch.Tensor,
+        WQ: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype | None = bf16,
+        splitK: int | None = None,
+    ) -> torch.Tensor:
+        """Compute ``XQ[B, M, K] @ WQ[B, N, K].mT (+ bias[B, N])`` by the solution of the tables.
+
+        Args:
+            XQ, WQ: activations and weight, both bf16 or both fp16.
+            bias: [B, N] or [B, 1, N] in bf16, fp16 or fp32, or absent.
+            dtype: of the output: bf16, fp16 or fp32; None for that of XQ.
+            splitK: accepted as AITER does and not used: the table decides.
+
+        Returns:
+            A new tensor [B, M, N].
+
+        Raises:
+            OperandError: shapes, dtypes or devices that do not fit each other.
+        """
+        del splitK
+        return hot(XQ, WQ, bias, dtype)
+
+    def arrange(
+        XQ: torch.Tensor,
+        WQ: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype | None = bf16,
+        splitK: int | None = None,
+    ) -> Arguments:
+        """Return the arguments of `batched_gemm_bf16` as those of `Serving.call`."""
+        del splitK
+        return (XQ, WQ, bias), dtype, {}
+
+    hot = hot_function(serving, ("XQ", "WQ", "bias?"), otype="dtype", general=batched_gemm_bf16, arrange=arrange)
+    return {"batched_gemm_bf16": hot, "batched_gemm_bf16_CK": hot}
+
+
+def _schema(op: str) -> Schema:
+    dtypes = _DTYPES[op]
+    return Schema(
+        {"op": op, "scale": "row" if op == "batched_a8w8" else "none"},
+        key=(Size("B", "B"), *MNK),
+        own=(Dtype("dtype", "dtype", dtypes[0], allowed=dtypes), quantised.OUTDTYPE, BIAS),
+    )
+
+
+_SCHEMAS = {op: _schema(op) for op in _DTYPES}
+_a8w8, _bf16 = (quantised.example_of(_SCHEMAS[op], "BMNK") for op in _DTYPES)
+
+
+def _batches_problem(shape: Shape) -> str:
+    return "" if int(shape["B"]) >= 1 else f"B must be at least 1 (got {shape['B']})"
+
+
+def _op(name: str, variable: str, **fields: Any) -> Op:
+    """Return a batched op; *fields* are those in which the two differ."""
+    kind, schema = name.removeprefix("batched_"), _SCHEMAS[name]
+    domain = Domain(
+        _DTYPES[name], quantised.OUTDTYPES, quantised.BIAS_DTYPES, (schema.fixed["scale"],), extra=("B",), further=_batches_problem
+    )
+    return Op(
+        name=name,
+        columns=Columns(
+            tuned_file=f"{kind}_tuned_batched_gemm.csv",
+            untuned_file=f"{kind}_untuned_batched_gemm.csv",
+            variable=variable,
+            values=quantised.VALUES,
+            **schema.columns(),
+        ),
+        make_inputs=_make_inputs,
+        reference=_reference,
+        tolerance=tolerance,
+        flops=_flops,
+        bytes_moved=_bytes_moved,
+        fake=_fake,
+        problem=domain.problem,
+        equivalent_shapes=schema.equivalent_shapes,
+        padded_m=exact,
+        first_rows=_first_rows,
+        **fields,
+    )
+
+
+a8w8 = _op(
+    "batched_a8w8",
+    "AITER_CONFIG_A8W8_BATCHED_GEMM",
+    operands=_SCALED,
+    weights=(1, 3, 4),
+    shape_of=_shape_of_a8w8,
+    examples=lambda: (
+        _a8w8(16, 1, 128, 256),
+        _a8w8(1, 33, 130, 72),
+        _a8w8(3, 17, 64, 99),  # an odd K: rows that are not 16-byte aligned
+        _a8w8(2, 64, 192, 128, bias="True"),
+        _a8w8(4, 5, 96, 64, bias="True", outdtype="fp32"),
+        _a8w8(8, 24, 80, 160, outdtype="fp16"),
+        _a8w8(5, 7, 48, 64, dtype="fp8_e4m3fn"),
+        _a8w8(2, 31, 64, 128, dtype="fp8_e4m3fn", bias="True", outdtype="fp16"),
+        _a8w8(3, 8, 32, 96, dtype="fp8_e4m3fnuz"),
+        _a8w8(4, 0, 64, 128),
+    ),
+    large=lambda: (
+        _a8w8(16, 512, 1280, 8192),
+        _a8w8(16, 4099, 2048, 576),  # a prime M beyond one wave of tiles
+        _a8w8(8, 1024, 4096, 4096, dtype="fp8_e4m3fn"),
+    ),
+    functions=("batched_gemm_a8w8", "batched_gemm_a8w8_CK"),
+    entry=_entry_a8w8,
+)
+
+bf16 = _op(
+    "batched_bf16",
+    "AITER_CONFIG_BF16_BATCHED_GEMM",
+    operands=_PLAIN,
+    weights=(1, 2),
+    shape_of=_shape_of_bf16,
+    examples=lambda: (
+        _bf16(16, 1, 128, 256),
+        _bf16(1, 33, 130, 72),
+        _bf16(3, 17, 64, 99),  # an odd K: rows that are not 16-byte aligned
+        _bf16(2, 64, 192, 128, bias="True"),
+        _bf16(4, 5, 96, 64, bias="True", outdtype="fp32"),
+        _bf16(8, 24, 80, 160, dtype="fp16", outdtype="fp16"),
+        _bf16(5, 7, 48, 64, dtype="fp16"),
+        _bf16(4, 0, 64, 128),
+    ),
+    large=lambda: (
+        _bf16(16, 512, 1280, 8192),
+        _bf16(128, 1024, 512, 128),  # DeepSeek V3: the absorbed projection of each head
+        _bf16(16, 4099, 2048, 576),  # a prime M beyond one wave of tiles
+    ),
+    functions=("batched_gemm_bf16", "batched_gemm_bf16_CK"),
+    entry=_entry_bf16,
+)

@@ -16,7 +16,7 @@ import attrs
 from tunedgemm.dtype import dtype_bits, table_text
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.libtypes import libtype_of_kernel
-from tunedgemm.ops import cells, moe, moe_formats, moe_words
+from tunedgemm.ops import moe, moe_formats, moe_words
 from tunedgemm.ops.moe_domain import DOMAIN, LAYOUT, usual_layout
 from tunedgemm.ops.moe_entry import OPERANDS, entry
 from tunedgemm.ops.moe_operands import default_q_dtype_a, make_inputs, shape_of
@@ -36,7 +36,8 @@ from tunedgemm.ops.moe_words import (
 from tunedgemm.ops.op import Columns, Factors, Op, Tolerance
 from tunedgemm.ops.padded_m import tokens
 from tunedgemm.ops.product import TOLERANCES
-from tunedgemm.ops.scale_order import E8M0_ORDERS, FIELD, ROW, SHUFFLED, has_e8m0_scales, order_cell, stated_order, usual_order, with_order
+from tunedgemm.ops.scale_order import E8M0_ORDERS, FIELD, ROW, SHUFFLED, stated_order, usual_order, with_order
+from tunedgemm.ops.schema import Cells, Column, Dtype, Flag, Schema, Size, Word
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -48,71 +49,93 @@ _ACT_TEXTS = {str(member): word for word, member in ACTIVATIONS.items()}
 _QUANT_TEXTS = {str(member): moe_words.quant_word(member) for member in QuantType}
 #: Columns of the two stages' kernels.
 _STAGES = ("kernelName1", "kernelName2")
+_VALUES = (
+    "block_m", "ksplit", "us1", "kernelName1", "err1", "us2", "kernelName2", "err2", "us", "run_1stage", "tflops", "bw", "_tag",
+)  # fmt: skip
 _NOTHING = ("", "0", "nan", "none", "null")
 
 
-def _parse(row: Mapping[str, str]) -> Shape:
-    dtype = cells.dtype(row, "dtype", DTYPES[0], DTYPES)
-    kind = moe_words.cell_word("q_type", row.get("q_type", ""), _QUANT_TEXTS)
-    q_dtype_w = cells.dtype(row, "q_dtype_w", "", WEIGHT_DTYPES[kind])
-    shape = Shape(
-        op=moe_words.NAME,
-        m=cells.size(row, "token"),
-        n=cells.size(row, "model_dim"),
-        k=cells.size(row, "inter_dim"),
-        dtype=dtype,
-        outdtype=cells.dtype(row, "outdtype", dtype, DTYPES),
-        extra={  # type: ignore[arg-type]
-            "expert": cells.size(row, "expert"),
-            "topk": _topk(row),
-            "act": moe_words.cell_word("act_type", row.get("act_type", ""), _ACT_TEXTS),
-            "q_dtype_a": cells.dtype(row, "q_dtype_a", "", activation_dtypes(kind, dtype)),
-            "q_dtype_w": q_dtype_w,
-            "q_type": kind,
-            "g1u1": cells.flag(row, "use_g1u1"),
-            "doweight_stage1": cells.flag(row, "doweight_stage1"),
-            **({EXPERT_PARALLEL: True} if cells.flag(row, EXPERT_PARALLEL) else {}),
-            **_special(row),
-        },
-    )
-    shape = attrs.evolve(shape, layout=cells.text(row, "layout", usual_layout(shape)))
-    return with_order(shape, cells.word(row, FIELD, usual_order(shape), E8M0_ORDERS if has_e8m0_scales(shape) else (ROW,)))
+def _kind(cells: Cells) -> str:
+    return str(_Q_TYPE.value(cells))
 
 
-def _special(row: Mapping[str, str]) -> dict[str, str]:
-    """Return the fields that only some shapes have."""
-    try:
-        mode = gate_word(cells.text(row, GATE_MODE, ""), row.get("gfx", ""))
-    except OperandError as error:
-        raise ShapeError(f"column {GATE_MODE!r}: {error}") from None
-    words = {GATE_MODE: mode, OPTIONS: str(parse_options(cells.text(row, OPTIONS, "")))}
-    return {name: word for name, word in words.items() if word}
+@attrs.frozen
+class _Meaning(Column):
+    """A word of AITER's enums; *words* as for `moe_words.cell_word`, *names* the texts by meaning."""
+
+    default: Any = None
+    words: Mapping[str, str] = attrs.field(factory=dict)
+
+    def read(self, text: str, cells: Cells) -> str:
+        del cells
+        return moe_words.cell_word(self.name, text, dict(self.words))
+
+    def write(self, value: Any) -> str:
+        return next(text for text, word in self.words.items() if word == value)
 
 
-def _topk(row: Mapping[str, str]) -> int:
-    return ANY_TOPK if row.get("topk", "").strip() == str(ANY_TOPK) else cells.size(row, "topk")
+@attrs.frozen
+class _TopK(Size):
+    """A number of experts, or AITER's word for any."""
+
+    def read(self, text: str, cells: Cells) -> int:
+        return ANY_TOPK if text == str(ANY_TOPK) else super().read(text, cells)
 
 
-def _format(shape: Shape) -> dict[str, str]:
-    return {
-        "token": str(shape.m),
-        "model_dim": str(shape.n),
-        "inter_dim": str(shape.k),
-        "expert": str(shape["expert"]),
-        "topk": str(shape["topk"]),
-        "act_type": str(ACTIVATIONS[str(shape["act"])]),
-        "dtype": table_text(shape.dtype),
-        "q_dtype_a": table_text(str(shape["q_dtype_a"])),
-        "q_dtype_w": table_text(str(shape["q_dtype_w"])),
-        "q_type": f"QuantType.{shape['q_type']}",
-        "use_g1u1": str(int(shape["g1u1"])),
-        "doweight_stage1": str(int(shape["doweight_stage1"])),
-        "layout": "" if shape.layout == usual_layout(shape) else shape.layout,
-        "outdtype": "" if shape.outdtype == shape.dtype else table_text(shape.outdtype),
-        EXPERT_PARALLEL: "True" if _is_expert_parallel(shape) else "",
-        FIELD: order_cell(shape),
-        **{name: str(dict(shape.extra).get(name, "")) for name in (GATE_MODE, OPTIONS)},
-    }
+@attrs.frozen
+class _GateMode(Column):
+    """The gate's mode, in AITER's spelling for the line's architecture or ours."""
+
+    def read(self, text: str, cells: Cells) -> str:
+        try:
+            return gate_word(text, cells.get("gfx", ""))
+        except OperandError as error:
+            raise ShapeError(f"column {self.name!r}: {error}") from None
+
+
+@attrs.frozen
+class _Options(Column):
+    """The options in one text."""
+
+    def read(self, text: str, cells: Cells) -> str:
+        del cells
+        return str(parse_options(text))
+
+
+_DTYPE = Dtype("dtype", "dtype", DTYPES[0], allowed=DTYPES)
+_Q_TYPE = _Meaning("q_type", "q_type", words=_QUANT_TEXTS)
+_Q_DTYPE_W = Dtype("q_dtype_w", "q_dtype_w", None, allowed=lambda cells: WEIGHT_DTYPES[_kind(cells)])
+
+
+def _orders(cells: Cells) -> tuple[str, ...]:
+    return E8M0_ORDERS if _kind(cells) == "per_1x32" and _Q_DTYPE_W.value(cells) != "int4" else (ROW,)
+
+
+_SCHEMA = Schema(
+    {"op": moe_words.NAME},
+    key=(
+        Size("token", "m"),
+        Size("model_dim", "n"),
+        Size("inter_dim", "k"),
+        Size("expert", "expert"),
+        _TopK("topk", "topk"),
+        _Meaning("act_type", "act", words=_ACT_TEXTS),
+        _DTYPE,
+        Dtype("q_dtype_a", "q_dtype_a", None, allowed=lambda cells: activation_dtypes(_kind(cells), _DTYPE.value(cells))),
+        _Q_DTYPE_W,
+        _Q_TYPE,
+        Flag("use_g1u1", "g1u1", texts=("0", "1")),
+        Flag("doweight_stage1", "doweight_stage1", texts=("0", "1")),
+    ),
+    own=(
+        Column("layout", "layout", usual_layout),
+        Dtype("outdtype", "outdtype", lambda shape: shape.dtype, allowed=DTYPES),
+        Word(FIELD, FIELD, usual_order, spare=True, allowed=_orders),
+        Flag(EXPERT_PARALLEL, EXPERT_PARALLEL, spare=True),
+        _GateMode(GATE_MODE, GATE_MODE, spare=True),
+        _Options(OPTIONS, OPTIONS, spare=True),
+    ),
+)
 
 
 def _read(row: Mapping[str, str]) -> Mapping[str, str]:
@@ -288,7 +311,7 @@ def _example(sizes: tuple[int, int, int, int, int], kind: str = "No", q_dtype: s
     """
     names = ("token", "model_dim", "inter_dim", "expert", "topk")
     words = {"act_type": act, "q_type": kind, "q_dtype_a": q_dtype, "q_dtype_w": q_dtype, "use_g1u1": "1", "layout": "row"}
-    return _parse({**dict(zip(names, map(str, sizes), strict=True)), **words, **cells})
+    return _SCHEMA.parse({**dict(zip(names, map(str, sizes), strict=True)), **words, **cells})
 
 
 _FP8, _FNUZ, _INT8, _FP4 = "fp8_e4m3fn", "fp8_e4m3fnuz", "int8", "fp4x2"
@@ -301,38 +324,8 @@ op = Op(
         tuned_file="tuned_fmoe.csv",
         untuned_file="untuned_fmoe.csv",
         variable="AITER_CONFIG_FMOE",
-        key=(
-            "token",
-            "model_dim",
-            "inter_dim",
-            "expert",
-            "topk",
-            "act_type",
-            "dtype",
-            "q_dtype_a",
-            "q_dtype_w",
-            "q_type",
-            "use_g1u1",
-            "doweight_stage1",
-        ),
-        values=(
-            "block_m",
-            "ksplit",
-            "us1",
-            "kernelName1",
-            "err1",
-            "us2",
-            "kernelName2",
-            "err2",
-            "us",
-            "run_1stage",
-            "tflops",
-            "bw",
-            "_tag",
-        ),
-        parse=_parse,
-        format=_format,
-        own=("layout", "outdtype", FIELD, EXPERT_PARALLEL, GATE_MODE, OPTIONS),
+        values=_VALUES,
+        **_SCHEMA.columns(),
         read=_read,
         write=_write,
     ),

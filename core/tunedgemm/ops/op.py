@@ -1,4 +1,4 @@
-"""Op: the description of one tensor signature. An op is one file of this folder."""
+"""Op: the description of one tensor signature. A file of this folder has one op or a family."""
 
 from __future__ import annotations
 
@@ -72,11 +72,12 @@ class Tolerance:
     row_error: float
 
 
-def _unchanged(cells: Mapping[str, str]) -> Mapping[str, str]:
+def as_they_are(cells: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the cells of a row: AITER's columns are those of every op."""
     return cells
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Columns:
     """The CSV format of an op's tables: AITER's columns in AITER's order.
 
@@ -105,8 +106,8 @@ class Columns:
     parse: Callable[[Mapping[str, str]], Shape]
     format: Callable[[Shape], dict[str, str]]
     own: tuple[str, ...] = ("layout", "scale")
-    read: Callable[[Mapping[str, str]], Mapping[str, str]] = _unchanged
-    write: Callable[[Mapping[str, str]], Mapping[str, str]] = _unchanged
+    read: Callable[[Mapping[str, str]], Mapping[str, str]] = as_they_are
+    write: Callable[[Mapping[str, str]], Mapping[str, str]] = as_they_are
 
 
 @attrs.frozen

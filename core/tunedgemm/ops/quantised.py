@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
-
-import attrs
 
 from tunedgemm.dtype import short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError, ShapeError
-from tunedgemm.ops.cells import text
 from tunedgemm.ops.layout import transposed_hint
+from tunedgemm.ops.schema import Dtype, Schema
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -21,6 +19,8 @@ FP8 = ("fp8_e4m3fn", "fp8_e4m3fnuz")
 #: Dtypes of the output; the first is AITER's default.
 OUTDTYPES = ("bf16", "fp16", "fp32")
 BIAS_DTYPES = ("bf16", "fp16", "fp32")
+#: Our column of the output's dtype.
+OUTDTYPE = Dtype("outdtype", "outdtype", OUTDTYPES[0], allowed=OUTDTYPES)
 
 #: AITER's columns after the key of its 8- and 4-bit families (and ``libtype``, where present).
 VALUES = ("kernelId", "splitK", "us", "kernelName", "tflops", "bw", "errRatio")
@@ -36,45 +36,16 @@ def fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | No
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=otype or torch_dtype(OUTDTYPES[0]))
 
 
-def shuffled_cell(row: Mapping[str, str], usual: str) -> str:
-    """Return the column ``layout`` of a family of shuffled weights.
-
-    Returns *usual* where the column is absent or holds AITER's filler 0.
-
-    Raises:
-        ShapeError: it names the plain layout.
-    """
-    layout = text(row, "layout", usual)
-    if layout == "row":
-        raise ShapeError(f"column 'layout' must name a shuffled layout such as {usual} (got 'row')")
-    return layout
-
-
-def outdtype_cell(shape: Shape) -> str:
-    """Return the column ``outdtype``: "" for AITER's default."""
-    return "" if shape.outdtype == OUTDTYPES[0] else table_text(shape.outdtype)
-
-
 def names_of(dtypes: tuple[str, ...]) -> str:
     """Join short dtypes for a message."""
     return ", ".join(map(table_text, dtypes))
 
 
-def equivalent_as(shape: Shape, **fields: Any) -> tuple[Shape, ...]:
-    """Return the shape, then its form in AITER's key, whose rows have these fields.
-
-    Serves `Op.equivalent_shapes`.
-    """
-    if all(getattr(shape, name) == value for name, value in fields.items()):
-        return (shape,)
-    return shape, attrs.evolve(shape, **fields)
-
-
-def example_of(parse: Callable[[Mapping[str, str]], Shape], sizes: Sequence[str] = "MNK") -> Callable[..., Shape]:
+def example_of(schema: Schema, sizes: Sequence[str] = "MNK") -> Callable[..., Shape]:
     """Make a function that builds the shape of a row from numbers for *sizes* and other cells."""
 
     def example(*numbers: int, **cells: str) -> Shape:
-        return parse({**dict(zip(sizes, map(str, numbers), strict=True)), **cells})
+        return schema.parse({**dict(zip(sizes, map(str, numbers), strict=True)), **cells})
 
     return example
 

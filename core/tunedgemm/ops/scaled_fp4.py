@@ -9,19 +9,15 @@ one row-major; either goes with either (`tunedgemm.ops.scale_order`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
-
-import attrs
 
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised
-from tunedgemm.ops.cells import word
 from tunedgemm.ops.domain import Domain
 from tunedgemm.ops.e8m0 import E8m0Scale, e8m0_order, shuffled_sizes
-from tunedgemm.ops.layout import misfit
 from tunedgemm.ops.scale_order import E8M0_ORDERS, FIELD, ROW, field_of, scale_order, usual_order, with_order
 from tunedgemm.ops.scale_order import SHUFFLED as SHUFFLED_SCALES
+from tunedgemm.ops.schema import BIAS, Word
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -58,24 +54,8 @@ def _scales_problem(shape: Shape) -> str:
     return "" if order in E8M0_ORDERS else f"{FIELD} must be {' or '.join(E8M0_ORDERS)} (got {order})"
 
 
-def usual_layout(n: int, k: int) -> str:
-    """Return the layout of AITER's rows: shuffled weights, plain ones where N or K do not fit."""
-    return SHUFFLED if not misfit(SHUFFLED, (n, k), FP4[0]) else "row"
-
-
-def ordered(shape: Shape, row: Mapping[str, str]) -> Shape:
-    """Return a row's shape with the order of its column, by default the usual one.
-
-    Raises:
-        ShapeError: the column has another word.
-    """
-    return with_order(shape, word(row, FIELD, usual_order(shape), E8M0_ORDERS))
-
-
-def equivalent_as(shape: Shape, layout: str, order: str) -> tuple[Shape, ...]:
-    """Return the shape, then as the key alone tells it: bf16 out, no bias, that layout and order."""
-    plain = attrs.evolve(shape, outdtype=quantised.OUTDTYPES[0], epilogue="none", bias_dtype="", layout=layout)
-    return tuple(dict.fromkeys((shape, with_order(plain, order))))
+#: Our columns after those of the layout; shuffled scales usually go with a shuffled weight.
+OWN = (quantised.OUTDTYPE, BIAS, Word(FIELD, FIELD, usual_order, spare=True, allowed=E8M0_ORDERS))
 
 
 def shape_with_scales(shape: Shape, stated: str | None, device: torch.device, x_shape: tuple[int, ...], **scales: torch.Tensor) -> Shape:

@@ -51,7 +51,7 @@ def synonyms(op: Op, columns: Sequence[str]) -> dict[str, str]:
 
 def foreign_columns(op: Op) -> tuple[str, ...]:
     """Return the columns that mark a row of another op: other ops' key columns that this one lacks."""
-    return _foreign(op.columns, tuple(other.columns.key for other in ops().values()))
+    return _foreign(op.columns, tuple([other.columns.key for other in ops().values()]))
 
 
 @functools.cache

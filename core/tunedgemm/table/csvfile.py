@@ -31,6 +31,7 @@ from tunedgemm.table.folders import is_table_name
 from tunedgemm.table.published import provenance_of, refuse_published
 from tunedgemm.table.row import (
     Row,
+    RowReader,
     blank,
     key_of,
     key_shape,
@@ -137,13 +138,14 @@ def rows_of_records(path: Path, op: Op, records: Iterable[Record], unknown: Coll
 
     A line is one row, except in the short form; see `rows_of`.
     """
+    reader = RowReader(path, op, unknown)
     rows: list[Row] = []
     problems: list[Problem] = []
     for record in records:
         if blank(record):
             continue
         try:
-            parsed = rows_of(path, record, op, unknown)
+            parsed = reader.rows(record)
         except (TunedGemmError, ValueError) as error:
             problems.append(Problem(path, record.line, reason(error)))
             continue

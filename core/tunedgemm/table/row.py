@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +14,12 @@ import attrs
 from tunedgemm.errors import TableError, TunedGemmError
 from tunedgemm.libtypes import canonical, libtype_of_kernel, stand_in
 from tunedgemm.ops import ops
+from tunedgemm.ops.op import as_they_are
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.columns import foreign_columns, own_names, sizes
 from tunedgemm.table.sheet import LONGEST, Record
-from tunedgemm.text.cell import NOTHING, RULE, is_kept
+from tunedgemm.text.cell import MISSING, RULE, is_kept
 from tunedgemm.text.printable import warn_once
 
 if TYPE_CHECKING:
@@ -44,6 +45,12 @@ UNUSED = ("_tag", "flydsl_fallback")
 #: columns of which every file has one; in a line without sizes they mark a second header
 _HEADS = {"M", "token", "cu_num"}
 
+#: what AITER's merge writes into a column that a file lacks
+FILLERS = ("0", "0.0")
+
+#: digits of a number that a float holds exactly
+_EXACT = 15
+
 #: part of a kernel's name in the short form that marks shuffled weights
 _SHUFFLED = "bshuffle"
 
@@ -57,7 +64,7 @@ def key_shape(shape: Shape) -> Shape:
 
 def kept(_: object, attribute: attrs.Attribute[str], value: str) -> None:
     """Refuse a text that a table would not give back."""
-    if not is_kept(value):
+    if value != "" and not is_kept(value):
         raise TableError(f"{attribute.name!r} must be {RULE} (got {value!r:.80})")
 
 
@@ -116,51 +123,68 @@ def rows_of(path: Path, record: Record, op: Op, unknown: Collection[str] = ()) -
     Raises:
         TunedGemmError, ValueError: the line lacks a value or has an impossible one.
     """
-    (gfx, cu_num, device), shapes = _device_and_shapes(record, op)
-    solution, values = _solution(record, op)
-    extra = tuple((column, text) for column, text in record.cells.items() if text and column in unknown)
-    libver, err_ratio = own_cell(record.cells, "libver"), _number(values, "err_ratio", 0.0)
-    anywhere = not gfx and not cu_num
-    return [
-        Row(
-            shape=shape,
-            gfx=gfx,
-            cu_num=cu_num,
-            device=device,
-            solution=solution,
-            us=_number(values, "us", _time_of_rate(record.cells, op.flops(shape)) if anywhere else math.nan),
-            err_ratio=err_ratio,
-            libver=libver,
-            source=path,
-            line=record.line,
-            extra=extra,
+    return RowReader(path, op, unknown).rows(record)
+
+
+class RowReader:
+    """Reads lines of a tuned file: the parts that follow from its op are found once."""
+
+    def __init__(self, path: Path, op: Op, unknown: Collection[str] = ()) -> None:
+        own = own_names(op.columns)
+        self._path, self._op, self._unknown = path, op, unknown
+        self._foreign = foreign_columns(op)
+        self._values, self._has_libtype = tuple(own.items()), "libtype" in own
+        self._further = sorted(column for name, column in own.items() if name not in _KNOWN)
+
+    def rows(self, record: Record) -> list[Row]:
+        """Return the rows of a line; see `rows_of`."""
+        op, cells = self._op, _given(record)
+        (gfx, cu_num, device), shapes = _device_and_shapes(record, cells, op, self._foreign)
+        solution, values = self._solution(record, cells)
+        extra = (
+            tuple([(column, text) for column, text in record.cells.items() if text and column in self._unknown]) if self._unknown else ()
         )
-        for shape in shapes
-    ]
+        libver, err_ratio = own_cell(cells, "libver"), _number(values, "err_ratio", 0.0)
+        anywhere = not gfx and not cu_num
+        return [
+            Row(
+                shape=shape,
+                gfx=gfx,
+                cu_num=cu_num,
+                device=device,
+                solution=solution,
+                us=_number(values, "us", _time_of_rate(cells, op.flops(shape)) if anywhere else math.nan),
+                err_ratio=err_ratio,
+                libver=libver,
+                source=self._path,
+                line=record.line,
+                extra=extra,
+            )
+            for shape in shapes
+        ]
 
-
-def _solution(record: Record, op: Op) -> tuple[Solution, dict[str, str]]:
-    """Return the solution that a line names, and the texts of its values by our names."""
-    cells, own = record.cells, own_names(op.columns)
-    values = {column: text for column in op.columns.values if (text := _cell(cells, column))}
-    values_by_name = {name: values[column] for name, column in own.items() if column in values} | dict(op.columns.read(values))
-    if "libtype" in own:
-        libtype = values_by_name.get("libtype", "")
-    else:
-        libtype = own_cell(cells, "libtype") or values_by_name.get("libtype", "") or libtype_of_kernel(values_by_name.get("kernelName", ""))
-    if not libtype:
-        raise TableError("'libtype' is empty")
-    kernel_name, solidx = values_by_name.get("kernelName", ""), whole_number(values_by_name, "solidx", 0)
-    if replacement := stand_in(libtype):
-        warn_once(f"rows of libtype {libtype!r} run {':'.join(replacement)}; their solution numbers are ignored")
-        (libtype, kernel_name), solidx = replacement, 0
-    return Solution(
-        libtype=canonical(libtype),
-        kernel_name=kernel_name,
-        split_k=whole_number(values_by_name, "splitK", 0),
-        solidx=solidx,
-        extra=tuple(sorted((column, cells.get(column, "")) for name, column in own.items() if name not in _KNOWN)),
-    ), values_by_name
+    def _solution(self, record: Record, cells: Mapping[str, str]) -> tuple[Solution, dict[str, str]]:
+        """Return the solution that a line names, and the texts of its values by our names."""
+        values = {name: cells[column] for name, column in self._values if column in cells}
+        if (read := self._op.columns.read) is not as_they_are:
+            values |= read({column: cells[column] for _, column in self._values if column in cells})
+        libtype, kernel_name = values.get("libtype", ""), values.get("kernelName", "")
+        if not self._has_libtype:
+            libtype = own_cell(cells, "libtype") or libtype or libtype_of_kernel(kernel_name)
+        if not libtype:
+            raise TableError("'libtype' is empty")
+        solidx = whole_number(values, "solidx", 0)
+        if replacement := stand_in(libtype):
+            warn_once(f"rows of libtype {libtype!r} run {':'.join(replacement)}; their solution numbers are ignored")
+            (libtype, kernel_name), solidx = replacement, 0
+        solution = Solution(
+            libtype=canonical(libtype),
+            kernel_name=kernel_name,
+            split_k=whole_number(values, "splitK", 0),
+            solidx=solidx,
+            extra=tuple([(column, record.cells.get(column, "")) for column in self._further]) if self._further else (),
+        )
+        return solution, values
 
 
 def record_of(row: Row, op: Op) -> Record:
@@ -210,43 +234,60 @@ def shape_of(record: Record, op: Op, gfx: str = "") -> Shape:
     Args:
         gfx: the architecture whose fp8 is meant; "" for the line's, else the present device's.
     """
-    return op.columns.parse(_texts(record, op) | {"gfx": gfx or named_device(record)[0]})
+    cells = _given(record)
+    return op.columns.parse(_texts(record, cells, op, foreign_columns(op)) | {"gfx": gfx or _named_device(cells)[0]})
 
 
-def _device_and_shapes(record: Record, op: Op) -> tuple[tuple[str, int, str], list[Shape]]:
-    """Return the device of a line of a tuned file, and its shapes: several where it names no gfx alone."""
-    texts, cells = _texts(record, op), record.cells
-    device = gfx, *_ = _device_cells(record)
-    free: dict[str, tuple[str, ...]] = {"gfx": (gfx,) if gfx else _ANY_GFX}
-    if not any(_cell(cells, column) for column in ("gfx", "cu_num", "us")):
+def _device_and_shapes(
+    record: Record, cells: Mapping[str, str], op: Op, foreign: Sequence[str]
+) -> tuple[tuple[str, int, str], list[Shape]]:
+    """Return the device of a line of a tuned file, and its shapes: several where it names no gfx alone.
+
+    *cells* are those of `_given`, *foreign* those of `foreign_columns`.
+    """
+    texts = _texts(record, cells, op, foreign)
+    if "cu_num" not in cells and own_cell(cells, "gfx"):
+        raise TableError("'cu_num' is empty")
+    gfx, cu_num = _named_device(cells)
+    device = gfx, cu_num, own_cell(cells, "device")
+    free: dict[str, tuple[str, ...]] = {} if gfx else {"gfx": _ANY_GFX}
+    if "gfx" not in cells and "cu_num" not in cells and "us" not in cells:  # the short form, which holds for any device
         if "bpreshuffle" in op.columns.key:
-            texts.setdefault("bpreshuffle", str(_SHUFFLED in _cell(cells, "kernelName")))
+            texts.setdefault("bpreshuffle", str(_SHUFFLED in cells.get("kernelName", "")))
         free |= {column: choices for column, choices in _ANY.items() if column in op.columns.key and column not in texts}
+    texts["gfx"] = gfx
+    if not free:
+        return device, [op.columns.parse(texts)]
     choices = itertools.product(*free.values())
     return device, list(dict.fromkeys(op.columns.parse(texts | dict(zip(free, chosen, strict=True))) for chosen in choices))
 
 
-def _texts(record: Record, op: Op) -> dict[str, str]:
+def _given(record: Record) -> dict[str, str]:
+    """Return the cells of a line that hold a value."""
+    return {column: text for column, text in record.cells.items() if text not in MISSING}
+
+
+def _texts(record: Record, cells: Mapping[str, str], op: Op, foreign: Sequence[str]) -> dict[str, str]:
     """Return the texts of a line's shape by column; raise TableError for a line of another kind or op."""
-    cells, first = record.cells, op.columns.key[0]
+    first = op.columns.key[0]
     if len(record.raw) > LONGEST:
         raise TableError(f"a line may have at most {LONGEST} characters (got {len(record.raw)})")
     if record.raw:
         raise TableError(f"not a CSV line, for an unclosed quote or a merge marker (got {record.raw[:60]!r}); fix or delete it")
     if cells.get(first) == first:
         raise TableError("repeats the header; split the file if several were concatenated")
-    if _HEADS & {*cells.values()} and not any(cells.get(column, "").isdecimal() for column in sizes(op)):
+    if not _HEADS.isdisjoint(cells.values()) and not any(cells.get(column, "").isdecimal() for column in sizes(op)):
         raise TableError("a header of another table; split the file if several were concatenated")
     if record.surplus:
         raise TableError(f"more fields than columns (got {', '.join(record.surplus)[:60]!r} beyond the last)")
     if cells.get(UNUSED[0]) == UNUSED[1]:
         raise TableError(f"tagged {UNUSED[1]!r}: never looked up, as in AITER")
-    if stray := stray_columns(record, op):
-        having = [other.name for other in ops().values() if {*stray} <= {*other.columns.key} and {*sizes(other)} <= {*cells}]
+    if not cells.keys().isdisjoint(foreign) and (stray := stray_columns(record, op)):
+        having = [other.name for other in ops().values() if {*stray} <= {*other.columns.key} and {*sizes(other)} <= {*record.cells}]
         others = f" ({' or '.join(having)})" if having else ""
         raise TableError(f"a row of another op{others}; {op.name} has no {', '.join(map(repr, stray))}")
-    texts = {column: text for column in op.columns.key if (text := _cell(cells, column))}
-    return texts | {column: text for column in op.columns.own if (text := own_cell(cells, column))}
+    texts = {column: cells[column] for column in op.columns.key if column in cells}
+    return texts | {column: cells[column] for column in op.columns.own if cells.get(column, "0") not in FILLERS}
 
 
 def stray_columns(record: Record, op: Op) -> list[str]:
@@ -257,7 +298,7 @@ def stray_columns(record: Record, op: Op) -> list[str]:
 def key_of(record: Record, op: Op) -> tuple[str, int, str, Shape] | None:
     """Return `Row.key` of a record; None for one that is not understood, or that is several rows."""
     try:
-        device, shapes = _device_and_shapes(record, op)
+        device, shapes = _device_and_shapes(record, _given(record), op, foreign_columns(op))
         return (*device, key_shape(shapes[0])) if len(shapes) == 1 else None
     except (TunedGemmError, ValueError):
         return None
@@ -285,45 +326,29 @@ def reason(error: Exception) -> str:
 
 def blank(record: Record) -> bool:
     """Tell whether a line is a comment or empty: all its fields are empty or spell a missing value."""
-    return record.is_comment or (not record.raw and not record.surplus and not any(_present(text) for text in record.cells.values()))
-
-
-def _device_cells(record: Record) -> tuple[str, int, str]:
-    """Return gfx, cu_num and device slug of a line of a tuned file, which names cu_num with gfx.
-
-    A line with neither is of the short form (M,N,K,lib,kernel_name,tflops ...), which names no
-    device and holds for any.
-    """
-    if not _cell(record.cells, "cu_num") and own_cell(record.cells, "gfx"):
-        raise TableError("'cu_num' is empty")
-    return (*named_device(record), own_cell(record.cells, "device"))
+    return record.is_comment or (not record.raw and not record.surplus and MISSING.issuperset(record.cells.values()))
 
 
 def named_device(record: Record) -> tuple[str, int]:
     """Return gfx and cu_num of a line, "" and 0 for any; in AITER's old files gfx follows from cu_num."""
-    cu_num = whole_number(record.cells, "cu_num", 0)
-    return own_cell(record.cells, "gfx").lower() or _GFX_OF_CUS.get(cu_num, ""), cu_num
+    return _named_device(_given(record))
 
 
-def _present(text: str) -> str:
-    return "" if text.lower() in NOTHING else text
-
-
-def _cell(cells: Mapping[str, str], column: str) -> str:
-    """Return the text of a column that may be absent."""
-    return _present(cells.get(column, ""))
+def _named_device(cells: Mapping[str, str]) -> tuple[str, int]:
+    cu_num = whole_number(cells, "cu_num", 0)
+    return own_cell(cells, "gfx").lower() or _GFX_OF_CUS.get(cu_num, ""), cu_num
 
 
 def own_cell(cells: Mapping[str, str], column: str) -> str:
-    """Return the text of a column that AITER's merge may have filled with 0."""
-    text = _cell(cells, column)
-    return "" if text in ("0", "0.0") else text
+    """Return the text of a column that AITER's merge may have filled with 0; "" for a missing value."""
+    text = cells.get(column, "")
+    return "" if text in MISSING or text in FILLERS else text
 
 
 def _number(cells: Mapping[str, str], column: str, default: float) -> float:
-    text = _cell(cells, column)
+    text = cells.get(column, "")
     try:
-        return (float(text[:-1]) / 100 if text.endswith("%") else float(text)) if text else default
+        return default if text in MISSING else float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:
         raise TableError(f"{column!r} must be a number (got {text[:40]!r})") from None
 
@@ -336,6 +361,8 @@ def _time_of_rate(cells: Mapping[str, str], flops: int) -> float:
 
 def whole_number(cells: Mapping[str, str], column: str, default: int) -> int:
     """Return the whole number of a column, *default* where absent; raise TableError for another text."""
+    if (text := cells.get(column, "")).isdecimal() and len(text) <= _EXACT:
+        return int(text)
     number = _number(cells, column, default)
     if not math.isfinite(number) or number != int(number):
         raise TableError(f"{column!r} must be a whole number (got {cells[column][:40]!r})")

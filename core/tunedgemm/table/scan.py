@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from tunedgemm.errors import TunedGemmError
-from tunedgemm.ops.op import Columns
+from tunedgemm.ops.op import as_they_are
 from tunedgemm.solution import LARGEST
 from tunedgemm.table.columns import foreign_columns, own_names, unknown_columns
 from tunedgemm.table.csvfile import Problem, name_columns, rows_of_records
@@ -128,7 +128,7 @@ def scan(path: Path, op: Op, content: bytes) -> RowSource | None:
     Raises:
         TableError: the file lacks a column that every row needs, or is another op's.
     """
-    if b"\0" in content or op.columns.read is not attrs.fields(Columns).read.default:
+    if b"\0" in content or op.columns.read is not as_they_are:
         return None
     try:
         head = head_of(path, op, content)

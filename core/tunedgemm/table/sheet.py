@@ -325,9 +325,11 @@ def record_of_line(number: int, text: str, names: Sequence[str]) -> Record:
     fields = None if is_comment(line) else _fields(line)
     if fields is None or line.startswith(_CONFLICT):
         return Record(number, raw=line, text=text)
-    cells = {name: field.strip() for name, field in zip(names, fields, strict=False) if name}
+    has_blanks = len(line.split()) > 1 or line[0].isspace() or line[-1].isspace()
+    cells = dict(zip(names, map(str.strip, fields) if has_blanks else fields, strict=False))
+    cells.pop("", None)  # of columns without a name
     surplus = tuple(fields[len(names) :])
-    return Record(number, cells, surplus if any(field.strip() for field in surplus) else (), text=text)
+    return Record(number, cells, surplus if any(map(str.strip, surplus)) else (), text=text)
 
 
 def format_line(record: Record, names: Sequence[str]) -> str:

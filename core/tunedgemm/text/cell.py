@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 #: Spellings of a missing value, by pandas and others.
 NOTHING = ("", "nan", "na", "n/a", "<na>", "none", "null")
+
+#: The same in all spellings of their letters.
+MISSING = frozenset("".join(letters) for word in NOTHING for letters in itertools.product(*zip(word, word.upper(), strict=True)))
 
 #: Longest text of a cell: ten times the longest kernel name, and fewer digits than `int` refuses.
 LONGEST_CELL = 4096
@@ -29,7 +34,7 @@ def is_formula(text: str) -> bool:
 
 def is_kept(value: object) -> bool:
     """Tell whether a table gives back a value as it was written; see `RULE`."""
-    return isinstance(value, str) and len(value) <= LONGEST_CELL and value == value.strip() and is_one_line(value)
+    return isinstance(value, str) and len(value) <= LONGEST_CELL and value == value.strip() and (value.isprintable() or is_one_line(value))
 
 
 def is_one_line(text: str) -> bool:

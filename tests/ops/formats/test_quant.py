@@ -14,9 +14,8 @@ from tunedgemm.errors import OperandError
 from tunedgemm.ops.formats import quant
 from tunedgemm.ops.formats.mxfp4 import as_fp4, dequant_fp4, per_1x32_f4_quant
 from tunedgemm.ops.formats.quant import dequant_blocks, dequant_rows, per_1x128_quant, per_block_quant, per_tensor_quant, pertoken_quant
-from tunedgemm.ops.formats.scales import shuffle_scale, unshuffle_scale
+from tunedgemm.ops.formats.scales import shuffle_scale, transposed_scale, unshuffle_scale, untransposed_scale
 from tunedgemm.ops.formats.shuffle import shuffle_weight
-from tunedgemm.ops.scaled_blocks import transposed_scale, untransposed_scale
 from tunedgemm.testing.listed import listed
 
 DTYPES = {"int8": torch.int8, "fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e4m3fnuz": torch.float8_e4m3fnuz}

@@ -21,7 +21,7 @@ from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.table.row import named_device, reason, shape_of
 from tunedgemm.table.sheet import Record
-from tunedgemm.text.cell import NOTHING
+from tunedgemm.text.cell import MISSING
 from tunedgemm.timing import SCHEMA, STATUSES
 
 #: Largest number of a measurement.
@@ -242,7 +242,7 @@ class _ProfileReader:
 
     def _new_entry(self, record: Sequence[str]) -> Entry | str:
         cells = {column: record[self._at[column]].strip() for column in self._at}
-        shaped = Record(cells={column: text for column, text in cells.items() if text.lower() not in NOTHING})
+        shaped = Record(cells={column: text for column, text in cells.items() if text not in MISSING})
         try:
             gfx, units = named_device(shaped)
             return self.findings.entry(Device(gfx or UNKNOWN, units, cells.get("device", "")), self.op, shape_of(shaped, self.op))

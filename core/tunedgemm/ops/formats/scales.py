@@ -220,3 +220,37 @@ def as_bytes(x: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
     if x.dtype not in (dtype, torch.uint8):
         raise OperandError(f"{what} are {dtype} or torch.uint8 (got {x.dtype})")
     return x.detach().view(torch.uint8)
+
+
+def transposed_scale(x_scale: torch.Tensor) -> torch.Tensor:
+    """Return 1x128 scales as AITER's blockscale_bpreshuffle takes them, transposed in memory.
+
+    The shape [..., ceil(K/128)] stays.
+
+    Raises:
+        OperandError: x_scale is a scalar.
+    """
+    return _in_order(_row_by_row(x_scale).t()).view(x_scale.shape)
+
+
+def untransposed_scale(x_scale: torch.Tensor) -> torch.Tensor:
+    """Invert `transposed_scale`: row-major scales [..., ceil(K/128)].
+
+    Raises:
+        OperandError: x_scale is a scalar, or is not contiguous.
+    """
+    if not x_scale.is_contiguous():
+        raise OperandError(f"a transposed scale is contiguous (got {tuple(x_scale.shape)} with strides {x_scale.stride()})")
+    rows = _row_by_row(x_scale)
+    return _in_order(rows.view(rows.shape[1], rows.shape[0]).t()).view(x_scale.shape)
+
+
+def _row_by_row(x_scale: torch.Tensor) -> torch.Tensor:
+    if not x_scale.dim():
+        raise OperandError("scales have one or more dimensions (got a scalar)")
+    return x_scale.detach().reshape(x_scale.shape[:-1].numel(), x_scale.shape[-1])
+
+
+def _in_order(matrix: torch.Tensor) -> torch.Tensor:
+    """Return a matrix in rows, a copy where needed; `contiguous` keeps any strides of one row or column."""
+    return matrix.contiguous() if min(matrix.shape) > 1 else matrix.clone(memory_format=torch.contiguous_format)
