@@ -129,9 +129,9 @@ def _op_functions() -> dict[str, str]:
     by_name: dict[str, str] = {}
     for path in sorted((CORE / "ops").glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Op":
-                for names in (ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg == "functions"):
-                    by_name |= dict.fromkeys(names, names[0])
+            if isinstance(node, ast.keyword) and node.arg == "functions":
+                names = ast.literal_eval(node.value)
+                by_name |= dict.fromkeys(names, names[0])
     return by_name
 
 
