@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 
-#: Spellings of a missing value, by pandas and others.
-NOTHING = ("", "nan", "na", "n/a", "<na>", "none", "null")
+#: Words for a missing value, of pandas and others.
+_WORDS = ("", "nan", "na", "n/a", "<na>", "none", "null")
 
-#: The same in all spellings of their letters.
-MISSING = frozenset("".join(letters) for word in NOTHING for letters in itertools.product(*zip(word, word.upper(), strict=True)))
+#: The same in small letters, in capitals and in any mixture.
+MISSING = frozenset("".join(letters) for word in _WORDS for letters in itertools.product(*zip(word, word.upper(), strict=True)))
 
 #: Longest text of a cell: ten times the longest kernel name, and fewer digits than `int` refuses.
 LONGEST_CELL = 4096

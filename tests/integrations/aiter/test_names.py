@@ -18,12 +18,9 @@ with_checkout = pytest.mark.skipif(not CHECKOUT.is_dir(), reason="CHECKOUT_OF_AI
 
 
 @pytest.fixture
-def script():
+def script(as_module):
     """Return the script that compares the names."""
-    spec = importlib.util.spec_from_file_location("aiter_names", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return as_module(SCRIPT)
 
 
 @with_checkout
