@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.launcher import Launcher
-from tunedgemm.backends.registry import Backend, Registry
+from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device
 from tunedgemm.dispatch.calls import outside_autocast
 from tunedgemm.dispatch.choice import NATIVE, Offer, examine

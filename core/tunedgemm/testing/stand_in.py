@@ -70,7 +70,7 @@ class StandInConformance(BackendConformance):
         return cls.every_shape()
 
     def _is_declared(self, shape: Shape, device: Device) -> bool:
-        """Tell whether PLATFORMS allow the shape on a described GPU; any CPU stands for the faked device."""
+        """Tell whether the platforms allow the shape on a described GPU; any CPU stands for the faked device."""
         return device.kind == "cpu" or super()._is_declared(shape, device)
 
     def test_loading_needs_no_device_and_no_other_plugin(self) -> None:

@@ -66,7 +66,9 @@ class OverStandIn(StandInConformance):
     def every_shape(cls) -> tuple[Shape, ...]:
         """Return two served shapes of each op and dtype, one and several rows, and those of `more`."""
         family = cls.libtype.removeprefix("fake")
-        served = [shape for shape in super().every_shape() if limits.supports(family, shape, MI355X) and scale_order(shape) in ORDERS]
+        served = [
+            shape for shape in super().every_shape() if not limits.unsupported(family, shape, MI355X) and scale_order(shape) in ORDERS
+        ]
         served.sort(key=lambda shape: op_named(shape.op).flops(shape), reverse=True)
         small = {(shape.op, shape.dtype, shape.bias, shape.m > 1): shape for shape in served}
         return tuple(dict.fromkeys((*small.values(), *cls.more)))

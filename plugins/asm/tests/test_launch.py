@@ -193,7 +193,8 @@ def test_a_driver_that_does_not_load_it_is_an_error(asm: Any, over: ModuleType, 
     fresh = bind_driver(driver.HIP, str(fake.copy_of()))
     name = name_of(fake, 96, shuffled=True, splits=True)
     with pytest.raises(LaunchError, match=f"asm {name} on gfx942: hipModuleLoadData: no kernel image is available"):
-        over.bound(attrs.evolve(asm, driver=lambda _: fresh), name, attrs.evolve(PRODUCT, layout="aiter16x16"), 2)
+        own = attrs.evolve(asm, hooks=attrs.evolve(asm.hooks, driver=lambda _: fresh))
+        own.functions["bind"](Solution("asm", name, 2), attrs.evolve(PRODUCT, layout="aiter16x16"), over.CPU.limiting(asm.host))
 
 
 @gfx942
@@ -210,8 +211,8 @@ def test_a_code_object_is_checked_before_it_is_loaded(
     assert over.refused(broken, row["knl_name"], PRODUCT) == f"pack aiter-gfx942-bf16gemm ({path.parent}): {path.name}: {reason}"
     assert over.native(broken, fake).fake_loads() == 0
     assert over.fault(broken, fake, PRODUCT, name_of(fake, 64, shuffled=False, prefetch=3), 1) == ""
-    assert any(path.name in problem for problem in broken.catalog("gfx942").problems)
-    assert isinstance(broken.catalog("gfx942"), packs.Catalog)
+    assert any(path.name in problem for problem in broken.hooks.catalog("gfx942").problems)
+    assert isinstance(broken.hooks.catalog("gfx942"), packs.Catalog)
 
 
 @gfx942
@@ -221,6 +222,6 @@ def test_a_described_device_is_refused(asm: Any, over: ModuleType, fake: ModuleT
 
     absent = Device("gfx942", 304, "amd-instinct-mi300x")
     plain = attrs.evolve(asm, host=None)
-    first = next(iter(plain.enumerate_solutions(PRODUCT, absent)))
+    first = next(iter(plain.solutions(PRODUCT, absent)))
     assert "device: not present (got " in str(plain.bind(first, PRODUCT, absent))
     assert isinstance(asm.bind(Solution("asm", first.kernel_name, first.split_k), PRODUCT, over.CPU), Launcher)

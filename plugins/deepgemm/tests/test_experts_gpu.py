@@ -46,7 +46,7 @@ CASES += [("spill", DEEPSEEK[4096]), ("m64_spill", DEEPSEEK[4096]), ("spill", DE
 CASES = [(name, shape) for name, shape in CASES if not unfit(parse_name(name), shape, GPU)]
 
 
-if not (answer := deepgemm.supports(ODD[0], GPU)):
+if answer := deepgemm.refusal(ODD[0], GPU):
     pytest.skip(f"deepgemm: {answer}", allow_module_level=True)
 
 

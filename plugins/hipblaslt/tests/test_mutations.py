@@ -106,7 +106,7 @@ def strict_fakes(harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def yield_product_faults(lt: Any, harness: Any) -> Iterator[Any]:
     """Yield what is wrong with the products of all shapes."""
-    libtype = lt.abi.libtype
+    libtype = lt.hooks.abi.libtype
     for shape in SHAPES[libtype]:
         yield harness.fault(lt, shape)
     # torch aligns outputs to 64 bytes: of several live ones not all are at multiples of 256.
@@ -117,9 +117,9 @@ def yield_product_faults(lt: Any, harness: Any) -> Iterator[Any]:
 
 def yield_answers(lt: Any, harness: Any) -> Iterator[Any]:
     """Yield the lists, and the errors of failing launches and foreign names."""
-    libtype = lt.abi.libtype
+    libtype = lt.hooks.abi.libtype
     biased, scaled = SHAPES[libtype][0], SHAPES[libtype][4]
-    yield [[str(solution) for solution in lt.enumerate_solutions(shape, harness.CPU)] for shape in (biased, scaled)]
+    yield [[str(solution) for solution in lt.solutions(shape, harness.CPU)] for shape in (biased, scaled)]
     yield harness.fault(lt, SHAPES[libtype][3], FAILING[libtype])
     yield [harness.fault(lt, biased, name, 1) for name in FOREIGN[libtype]]
     yield harness.launch_error(harness.bind(lt, "heuristic", biased), *harness.cached_case(biased).operands[:2])
@@ -129,14 +129,16 @@ def yield_answers(lt: Any, harness: Any) -> Iterator[Any]:
 
 def yield_search(lt: Any, harness: Any) -> Iterator[Any]:
     """Yield the neighbours of each of `STARTS`, their costs, and the number of checks."""
-    listed = [solution for solution in lt.enumerate_solutions(SEARCHED, harness.CPU) if solution.kernel_name != harness.FIRST]
-    for start in (listed[0], *(Solution(lt.abi.libtype, name, split_k=1) for name in STARTS[lt.abi.libtype])):
+    listed = [solution for solution in lt.solutions(SEARCHED, harness.CPU) if solution.kernel_name != harness.FIRST]
+    for start in (listed[0], *(Solution(lt.hooks.abi.libtype, name, split_k=1) for name in STARTS[lt.hooks.abi.libtype])):
         before = harness.count_calls(lt, "MatmulAlgoCheck")
         solutions = [start, *lt.refine(start, SEARCHED, harness.CPU)]
         yield [str(solution) for solution in solutions], harness.count_calls(lt, "MatmulAlgoCheck") - before
         for solution in solutions:
             name = parse_name(solution.kernel_name, solution.split_k)
-            result = launch.find_algorithm(descriptors.ProblemDescriptors(lt.load(lt.abi), make_problem(SEARCHED), -1), name, -1)
+            result = launch.find_algorithm(
+                descriptors.ProblemDescriptors(lt.hooks.load(lt.hooks.abi), make_problem(SEARCHED), -1), name, -1
+            )
             yield harness.cost(lt, result.algo), result.workspace
 
 
@@ -338,7 +340,7 @@ SAME = [{"c", "d"}, {"c_layout", "d_layout"}, {"workspace", "bytes"}, {"workspac
 
 def replace_matmul(lt: Any, harness: Any, change: Callable[..., tuple[Any, ...]]) -> Any:
     """Return a backend whose Matmul gets changed arguments, with padding around alpha and beta."""
-    functions = lt.load(lt.abi).functions
+    functions = lt.hooks.load(lt.hooks.abi).functions
     kept = []
 
     def matmul(*given: Any) -> int:
@@ -348,8 +350,8 @@ def replace_matmul(lt: Any, harness: Any, change: Callable[..., tuple[Any, ...]]
             arguments[position] = kept[-1].data_ptr()
         return int(functions["Matmul"](*change(*arguments)))
 
-    changed = attrs.evolve(lt.load(lt.abi), functions={**functions, "Matmul": matmul})
-    return attrs.evolve(lt, load=lambda _: changed)
+    changed = attrs.evolve(lt.hooks.load(lt.hooks.abi), functions={**functions, "Matmul": matmul})
+    return attrs.evolve(lt, hooks=attrs.evolve(lt.hooks, load=lambda _: changed))
 
 
 @both

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 #: The backend behind the functions.
-backend = hipblaslt
+backend: Any = hipblaslt
 
 
 def hipb_create_extension() -> None:
@@ -32,9 +32,9 @@ def hipb_create_extension() -> None:
     Raises:
         PluginError: no hipBLASLt can be loaded.
     """
-    device = _device_of()
+    device, hooks = _device_of(), backend.hooks
     with device_context(device.index):
-        library_handle(backend.load(backend.abi), device.index)
+        library_handle(hooks.load(hooks.abi), device.index)
 
 
 def hipb_destroy_extension() -> None:
@@ -63,7 +63,8 @@ def hipb_findallsols(  # noqa: PLR0913, PLR0917 - gradlib's
     del scaleC
     shape, device = _make_shape(mat1, mat2, bias, out_dtype, (scaleA, scaleB), bpreshuffle, use_gelu), _device_of(mat1)
     _check_supported(shape, device)
-    return list(launch.results_by_index(backend.load(backend.abi), make_problem(shape), device.index, launch.ALL_RESULTS))
+    hooks = backend.hooks
+    return list(launch.results_by_index(hooks.load(hooks.abi), make_problem(shape), device.index, launch.ALL_RESULTS))
 
 
 def hipb_mm(  # noqa: PLR0913, PLR0917 - gradlib's
@@ -121,18 +122,17 @@ def _align(matrix: torch.Tensor) -> torch.Tensor:
 @functools.lru_cache(maxsize=4096)
 def _bind(lt: Any, shape: Shape, device: Device, index: int) -> Launcher:
     _check_supported(shape, device)
-    library = lt.load(lt.abi)
+    library = lt.hooks.load(lt.hooks.abi)
     name = FIRST if index < 0 else str(AlgorithmIndex(index, *library_build(library, device.index)))
-    launcher = lt.bind(Solution(lt.abi.libtype, name), shape, device)
+    launcher = lt.bind(Solution(lt.libtype, name), shape, device)
     if isinstance(launcher, Unsupported):
         raise UserError(f"hipb_mm: {shape}: {launcher.reason}")
     return launcher  # type: ignore[no-any-return]
 
 
 def _check_supported(shape: Shape, device: Device) -> None:
-    answer = backend.supports(shape, device)
-    if isinstance(answer, Unsupported):
-        raise UserError(f"hipb_mm: {shape}: {answer.reason}")
+    if refusal := backend.refusal(shape, device):
+        raise UserError(f"hipb_mm: {shape}: {refusal}")
 
 
 def _device_of(tensor: torch.Tensor | None = None) -> Device:

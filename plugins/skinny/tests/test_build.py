@@ -26,7 +26,7 @@ both = pytest.mark.parametrize("skinny", ["nvidia", "amd"], indirect=True)
 
 def compiler(skinny: Any) -> rtc.Compiler:
     """Return the fake compiler of a backend."""
-    return skinny.compiler(rtc.INTERFACES[skinny.host.kind])
+    return skinny.hooks.compiler(rtc.INTERFACES[skinny.host.kind])
 
 
 @pytest.fixture
@@ -239,7 +239,7 @@ def test_bind_uses_what_prepare_compiled(skinny: Any, over: ModuleType, empty: P
         raise AssertionError("it must not be loaded")
 
     shape = Shape("a16w16", 2, 40, 64)
-    solution = next(iter(skinny.enumerate_solutions(shape, over.CPU)))
+    solution = next(iter(skinny.solutions(shape, over.CPU)))
     attrs.evolve(skinny, driver=load).prepare(solution, shape, over.CPU)
     assert counted(empty) == 1
     assert over.bound(skinny, solution.kernel_name, shape, solution.split_k)

@@ -51,12 +51,12 @@ def test_a_plan_has_the_arguments_of_args() -> None:
 
 def driver_of(skinny: Any) -> Driver:
     """Return the fake driver of a backend."""
-    return skinny.driver(driver.INTERFACES[skinny.host.kind])
+    return skinny.hooks.driver(driver.INTERFACES[skinny.host.kind])
 
 
 def code_of(skinny: Any, kernel: Rows = KERNEL) -> bytes:
     """Return the code object of a kernel for the backend's device."""
-    return code(build_of(kernel, 1, SMALL, skinny.host.gfx), skinny.compiler(rtc.INTERFACES[skinny.host.kind]))
+    return code(build_of(kernel, 1, SMALL, skinny.host.gfx), skinny.hooks.compiler(rtc.INTERFACES[skinny.host.kind]))
 
 
 @both

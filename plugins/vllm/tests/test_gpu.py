@@ -26,9 +26,9 @@ BLOCK = attrs.evolve(ROW, op="a8w8_blockscale", scale="block", extra={"scale_ord
 def bound(shape: Shape) -> Launcher:
     """Bind the one solution on the current GPU; skip where the device has no such product."""
     device = device_of(torch.cuda.current_device())
-    if not (answer := vllm.supports(shape, device)):
+    if answer := vllm.refusal(shape, device):
         pytest.skip(str(answer))
-    launcher = vllm.bind(*vllm.enumerate_solutions(shape), shape, device)
+    launcher = vllm.bind(*vllm.solutions(shape, device), shape, device)
     assert isinstance(launcher, Launcher), launcher
     return launcher
 

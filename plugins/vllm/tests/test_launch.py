@@ -23,7 +23,7 @@ def operators(importable: None) -> Any:
     import fake_vllm
     import vllm_stand_in_operators
 
-    library.operators(fake_vllm.vllm.vendor)
+    library.operators(fake_vllm.vllm.hooks.vendor)
     vllm_stand_in_operators.calls.clear()
     vllm_stand_in_operators.asked.clear()
     return vllm_stand_in_operators

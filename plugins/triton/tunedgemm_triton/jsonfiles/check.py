@@ -100,7 +100,7 @@ def _unused(name: Name, bucket: tuple[str, Entry], dialect: Dialect) -> tuple[st
     key, entry = bucket
     unused = dialect.unused_of(entry, dialect.tags[name.tag])
     shape, device = _shape(name, key, dialect), Device(name.gfx, _UNITS)
-    if shape is None or not dialect.supports(shape, device):
+    if shape is None or dialect.unsupported(shape, device):
         return unused
     solution, notes = dialect.solution_of(entry, shape, device)
     if solution is None:

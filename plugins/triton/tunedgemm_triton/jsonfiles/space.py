@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import Device, Option, Shape, Solution, Unsupported, UserError
+from tunedgemm.plugin import Device, Option, Shape, Solution, UserError
 from tunedgemm.tools import JSON_MIB, expanded, read_regular
 
 from tunedgemm_triton import tiles
@@ -129,12 +129,10 @@ def listed(space: Space, dialect: Dialect, shape: Shape, device: Device) -> List
     return ListedSpace(fitting, len(different), reason)
 
 
-def enumerate_current(dialect: Dialect, shape: Shape, device: Device, supports: bool | Unsupported) -> Iterable[Solution] | None:
+def enumerate_current(dialect: Dialect, shape: Shape, device: Device) -> Iterable[Solution] | None:
     """Return the solutions of the space that the environment selects; None without one."""
     space = current()
-    if space is None:
-        return None
-    return listed(space, dialect, shape, device).solutions if supports else ()
+    return None if space is None else listed(space, dialect, shape, device).solutions
 
 
 def filter_current(near: Iterable[Solution], dialect: Dialect, shape: Shape, device: Device) -> Iterable[Solution]:

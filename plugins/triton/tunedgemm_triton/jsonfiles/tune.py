@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import Device, Op, Shape, Unsupported, UserError
+from tunedgemm.plugin import Device, Op, Shape, UserError
 from tunedgemm.tools import (
     Options,
     Outcome,
@@ -241,12 +241,12 @@ class _Run:
         self.say(f"Number of (N, K): {len(weights)}, {len(event.tasks)} shapes to time, {len(event.skipped)} in the table already")
 
     def _check_supported(self, device: Device) -> None:
-        supports = self.request.dialect.supports
-        refused = {shape: answer for shape in self.shapes if isinstance(answer := supports(shape, device), Unsupported)}
+        unsupported = self.request.dialect.unsupported
+        refused = {shape: reason for shape in self.shapes if (reason := unsupported(shape, device))}
         if refused:
-            shape, answer = next(iter(refused.items()))
+            shape, reason = next(iter(refused.items()))
             more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
-            raise UserError(f"{shape} on {device}{more}: unsupported by {self.request.dialect.libtype}: {answer}")
+            raise UserError(f"{shape} on {device}{more}: unsupported by {self.request.dialect.libtype}: {reason}")
 
     def _size(self, device: Device) -> str:
         """Return the number of configurations, as a text.

@@ -81,4 +81,6 @@ class HostSteps(TritonSteps):
 
 
 ACCESS = Access(find, toolkit, lambda installation: "", open_copy, compile_ahead, HostSteps())
-deepgemm = attrs.evolve(tunedgemm_deepgemm.deepgemm, libtype="fakedeepgemm", access=ACCESS, host=H200)
+deepgemm = attrs.evolve(
+    tunedgemm_deepgemm.deepgemm, libtype="fakedeepgemm", hooks=tunedgemm_deepgemm.DeepGemm("fakedeepgemm", ACCESS), host=H200
+)
