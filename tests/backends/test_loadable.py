@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tunedgemm.backends import loadable
-from tunedgemm.tools import load_fault
+from tunedgemm.tools.launching import load_fault
 
 DLOPEN = "import ctypes, os, sys; ctypes.CDLL(sys.argv[1], os.RTLD_NOW)"
 SOURCES = {
@@ -95,7 +95,7 @@ def test_a_load_that_hangs_is_killed(tmp_path):
 
 HANGING = """
 import sys
-from tunedgemm.tools import load_fault
+from tunedgemm.tools.launching import load_fault
 from tunedgemm.plugin import Backend, Unsupported, hookimpl
 @hookimpl
 def supports():

@@ -17,7 +17,7 @@ from tunedgemm.cli import main
 from tunedgemm.cli.new_plugin import FILES
 from tunedgemm.ops import op_named, ops
 from tunedgemm.plugin import Shape
-from tunedgemm.tools import torch_launcher
+from tunedgemm.tools.launching import torch_launcher
 
 ROOT = Path(__file__).parents[2]
 

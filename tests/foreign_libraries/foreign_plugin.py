@@ -8,7 +8,7 @@ import importlib.util
 import sys
 
 from tunedgemm.plugin import Backend, Launcher, Platform, Shape, Solution, Unsupported, hookimpl
-from tunedgemm.tools import load_fault
+from tunedgemm.tools.launching import load_fault
 
 
 class Foreign:

@@ -1,7 +1,7 @@
 """The first example of contract 1, as a third party writes it."""
 
 from tunedgemm.plugin import Backend, Launcher, Shape, Solution, Unsupported, hookimpl
-from tunedgemm.tools import torch_dtype
+from tunedgemm.tools.launching import torch_dtype
 
 
 class Upcast:

@@ -102,9 +102,9 @@ def fake_backend(libtype: str, **answers: Any) -> Backend:
 
     Args:
         libtype: its name.
-        answers: fields of `Backend`, whose ``ops`` are a16w16 and whose ``hooks`` are `FakeHooks` of
-            the other answers by default; ``solutions``, kernel names or Solutions, or a
-            function of (shape, device) that returns them; ``call``, a function of (solution, shape,
+        answers: fields of `Backend`; by default ``ops`` is a16w16, and ``hooks`` are `FakeHooks`
+            of the other answers. Those are ``solutions``, kernel names or Solutions, or a function
+            of (shape, device) that returns them; ``call``, a function of (solution, shape,
             *operands) that returns the output, `exact` by default; ``supports``, a function of
             (shape, device); ``heuristic``, a kernel name or Solution; ``sleep``, seconds that a
             call takes longer, by kernel name.

@@ -16,10 +16,13 @@ from typing import ClassVar
 
 import pytest
 
+from tunedgemm.backends.driver import bind_driver
 from tunedgemm.device import Device, device_of
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.testing.conformance import BackendConformance
+
+__all__ = ["StandInConformance", "bind_driver", "installed"]
 
 
 @contextlib.contextmanager

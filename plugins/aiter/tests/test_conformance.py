@@ -9,7 +9,8 @@ import pytest
 from tunedgemm.plugin import Device, Shape
 from tunedgemm.testing.conformance import BackendConformance
 from tunedgemm.testing.stand_in import StandInConformance
-from tunedgemm.tools import op_named, scale_order
+from tunedgemm.tools.launching import scale_order
+from tunedgemm.tools.tables import op_named
 from tunedgemm_aiter import limits
 
 MI355X = Device("gfx950", 256)

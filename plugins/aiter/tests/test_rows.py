@@ -9,7 +9,9 @@ import attrs
 import pytest
 import torch
 from tunedgemm.plugin import Device, Shape, Solution, device_of
-from tunedgemm.tools import op_named, op_of_file, plain_weight, read_rows, torch_launcher
+from tunedgemm.testing.launching import plain_weight
+from tunedgemm.tools.launching import torch_launcher
+from tunedgemm.tools.tables import op_named, op_of_file, read_rows
 from tunedgemm_aiter import aiter as aiter_backend
 from tunedgemm_aiter import flydsl, gluon, limits, opus
 from tunedgemm_aiter.names import parse, unfit

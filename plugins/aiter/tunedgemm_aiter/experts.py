@@ -10,7 +10,8 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.plugin import Device, Launcher, PluginError, Shape, Solution
-from tunedgemm.tools import on_device, private_folder, replace_file, torch_dtype
+from tunedgemm.tools.files import private_folder, replace_file
+from tunedgemm.tools.launching import on_device, torch_dtype
 
 from tunedgemm_aiter.installed import attribute, function, has_flydsl, lacking
 from tunedgemm_aiter.launch import compiling_eagerly

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tunedgemm.plugin import Device, Launcher, PluginError, Shape, Solution, Unsupported
-from tunedgemm.tools import on_device, torch_dtype, torch_launcher
+from tunedgemm.tools.launching import on_device, torch_dtype, torch_launcher
 
 from tunedgemm_aiter import opus_kernels
 from tunedgemm_aiter.installed import function, has_flydsl, lacking

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import attrs
 from tunedgemm.plugin import Device, Platform, Shape
-from tunedgemm.tools import parse_dtype
+from tunedgemm.tools.launching import parse_dtype
 
 _SHUFFLED = "aiter16x16"
 

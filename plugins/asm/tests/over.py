@@ -14,7 +14,9 @@ import pytest
 import torch
 from tunedgemm.plugin import Backend, Device, Launcher, LaunchError, Shape, Solution, Unsupported, device_of
 from tunedgemm.testing.conformance import Poisoned
-from tunedgemm.tools import bind_driver, ops, torch_dtype
+from tunedgemm.testing.stand_in import bind_driver
+from tunedgemm.tools.launching import torch_dtype
+from tunedgemm.tools.tables import ops
 from tunedgemm_asm import Asm, asm, driver, launch, packs
 
 CPU = device_of(-1)

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 from tunedgemm.plugin import PluginError, Shape
-from tunedgemm.tools import Launch, LaunchPlan, launch_of
+from tunedgemm.tools.launching import Launch, LaunchPlan, launch_of
 from tunedgemm_asm import launch, limits
 from tunedgemm_asm.abi import ABIS, Abi, Field
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 from tunedgemm.plugin import Launcher, LaunchError, Shape, Solution
 from tunedgemm.testing.conformance import Poisoned
-from tunedgemm.tools import KernelFunction, Launch, LaunchPlan, bind_driver, launch_of, semaphores
+from tunedgemm.testing.stand_in import bind_driver
+from tunedgemm.tools.launching import KernelFunction, Launch, LaunchPlan, launch_of, semaphores
 from tunedgemm_asm import driver, launch, packs
 
 gfx942 = pytest.mark.parametrize("asm", ["gfx942"], indirect=True)

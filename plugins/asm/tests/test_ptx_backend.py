@@ -16,7 +16,7 @@ import pytest
 import torch
 from tunedgemm.plugin import Backend, Device, Launcher, LaunchError, Shape, Solution, Unsupported
 from tunedgemm.testing.launching import without_extension
-from tunedgemm.tools import ops
+from tunedgemm.tools.tables import ops
 from tunedgemm_asm import Asm, asm
 from tunedgemm_asm.driver import CUDA
 from tunedgemm_asm.ptx import build

@@ -13,7 +13,8 @@ import pytest
 import torch
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported
 from tunedgemm.testing.launching import without_extension
-from tunedgemm.tools import MapDescription, op_named, ops
+from tunedgemm.tools.launching import MapDescription
+from tunedgemm.tools.tables import op_named, ops
 from tunedgemm_asm import Asm, asm
 from tunedgemm_asm.ptx import build
 from tunedgemm_asm.ptx.kernel import text_of

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 from tunedgemm.plugin import Backend, Device, Launcher, Shape, Solution, Unsupported, hookimpl
-from tunedgemm.tools import Driver, DriverInterface, loaded_driver
+from tunedgemm.tools.launching import Driver, DriverInterface, loaded_driver
 
 from tunedgemm_asm import abi, heuristic, launch, limits, names, space
 from tunedgemm_asm.ptx import heuristic as ptx_heuristic

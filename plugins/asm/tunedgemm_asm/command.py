@@ -8,7 +8,7 @@ from pathlib import Path
 
 import attrs
 from tunedgemm.plugin import Command, PluginError, UserError
-from tunedgemm.tools import expanded, is_folder
+from tunedgemm.tools.files import expanded
 
 from tunedgemm_asm import packs
 from tunedgemm_asm.manifest import PackError
@@ -79,7 +79,7 @@ def _kernel(pack_kernel: packs.PackKernel) -> Iterator[str]:
 def _check(arguments: argparse.Namespace) -> int:
     faults: list[str] = []
     for folder in arguments.folders:
-        if not is_folder(folder):
+        if not folder.is_dir():
             raise UserError(f"folder not found: {folder}")
     for verdict in verdicts(arguments.folders):
         faults += verdict.faults

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution
-from tunedgemm.tools import (
+from tunedgemm.tools.launching import (
     Driver,
     DriverInterface,
     KernelFunction,
@@ -53,7 +53,7 @@ def bind(
         device: device whose limits apply; index -1 means host memory.
 
     Raises:
-        PluginError: no such kernel serves the shape, or there is no driver.
+        PluginError: no such kernel serves the shape, or the driver was not found.
         LaunchError: the driver does not load the code.
     """
     kernel, splits = resolve(solution, shape, device, catalog)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 from tunedgemm.plugin import Device, Platform, Shape
-from tunedgemm.tools import dtype_bits, scale_order
+from tunedgemm.tools.launching import dtype_bits, scale_order
 
 from tunedgemm_asm.abi import ABIS, FP8
 from tunedgemm_asm.manifest import KernelConfig

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported, device_of
-from tunedgemm.tools import op_named
+from tunedgemm.tools.tables import op_named
 from tunedgemm_ck import backend_of, toolchain
 from tunedgemm_ck.problem import problem_of
 from tunedgemm_ck.stages import split_stages

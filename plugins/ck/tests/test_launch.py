@@ -6,7 +6,8 @@ import attrs
 import pytest
 import torch
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported, device_of
-from tunedgemm.tools import op_named, plain_weight
+from tunedgemm.testing.launching import plain_weight
+from tunedgemm.tools.tables import op_named
 from tunedgemm_ck import backend_of, launch, native, toolchain
 
 CPU = device_of(-1)

@@ -7,7 +7,7 @@ import re
 import attrs
 import pytest
 from tunedgemm.plugin import Device, PluginError, Shape
-from tunedgemm.tools import op_named
+from tunedgemm.tools.tables import op_named
 from tunedgemm_ck.problem import Problem
 from tunedgemm_ck.tile import FAMILY
 from tunedgemm_ck.tile.limits import ACCEPTS

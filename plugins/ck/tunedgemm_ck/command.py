@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 from tunedgemm.plugin import Command, Op, PluginError, TunedGemmError, UserError
-from tunedgemm.tools import Row, Table, named_file, op_of_file, ops, read_rows, shape_of_texts
+from tunedgemm.tools.tables import Row, Table, named_file, op_of_file, ops, read_rows, shape_of_texts
 
 from tunedgemm_ck import Templates, ck, cktile, cutlass
 from tunedgemm_ck.build import REBUILD, CompiledObject, Target, build_object, find_object, is_switched_on, targets_of

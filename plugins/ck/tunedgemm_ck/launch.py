@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
-from tunedgemm.tools import ForkSafeLock, Launch, on_device, torch_dtype, workspace
+from tunedgemm.tools.launching import ForkSafeLock, Launch, on_device, torch_dtype, workspace
 
 from tunedgemm_ck.build import COMPILE, REBUILD, CompiledObject, Target, build_object, find_object, is_built, is_switched_on, targets_of
 from tunedgemm_ck.family import Family

@@ -14,7 +14,7 @@ import attrs
 import pytest
 import torch
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of
-from tunedgemm.tools import op_named
+from tunedgemm.tools.tables import op_named
 from tunedgemm_deepgemm import deepgemm, launch, limits
 from tunedgemm_deepgemm.experts.plan import plan_of
 from tunedgemm_deepgemm.experts.steps import TritonSteps, compile_program

@@ -11,7 +11,7 @@ import torch
 from tunedgemm.plugin import Launcher, Shape, Solution, device_of
 from tunedgemm.testing.launching import bind_launcher, draw_operands, fault_of, poisoned_output
 from tunedgemm.testing.sharing import differing_calls, fault_of_graphs
-from tunedgemm.tools import op_named
+from tunedgemm.tools.tables import op_named
 from tunedgemm_deepgemm import deepgemm
 from tunedgemm_deepgemm.experts.plan import plan_of
 from tunedgemm_deepgemm.names import parse_name, unfit

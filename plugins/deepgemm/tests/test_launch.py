@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution, Unsupported, device_of
-from tunedgemm.tools import op_named
+from tunedgemm.tools.tables import op_named
 from tunedgemm_deepgemm import launch
 from tunedgemm_deepgemm.build import COMPILE
 

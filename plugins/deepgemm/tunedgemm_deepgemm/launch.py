@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
-from tunedgemm.tools import (
+from tunedgemm.tools.launching import (
     ForkSafeLock,
     device_context,
     driver_interface,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tunedgemm.plugin import Device, Platform, Shape
-from tunedgemm.tools import ARCHITECTURES, dtype_bits, unusual_experts
+from tunedgemm.tools.launching import ARCHITECTURES, dtype_bits, unusual_experts
 
 #: Op -> dtype of both operands, kind of scales, outputs.
 OPS = {

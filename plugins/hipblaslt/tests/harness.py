@@ -13,7 +13,8 @@ import pytest
 import torch
 from tunedgemm.plugin import Backend, Device, Launcher, LaunchError, Shape, Solution, Unsupported, device_of
 from tunedgemm.testing.conformance import Poisoned
-from tunedgemm.tools import ops, torch_dtype
+from tunedgemm.tools.launching import torch_dtype
+from tunedgemm.tools.tables import ops
 from tunedgemm_hipblaslt import backend_of
 from tunedgemm_hipblaslt.abi import CUBLASLT, HIPBLASLT, Abi
 from tunedgemm_hipblaslt.library import bind_functions

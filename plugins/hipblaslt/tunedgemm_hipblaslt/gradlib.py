@@ -11,7 +11,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, UserError, device_of
-from tunedgemm.tools import short_dtype
+from tunedgemm.tools.launching import parse_dtype
 
 from tunedgemm_hipblaslt import hipblaslt, launch
 from tunedgemm_hipblaslt.descriptors import ALIGNMENT
@@ -166,7 +166,7 @@ def _make_shape(
             f"(got {tuple(mat1.shape)} {mat1.dtype}, {tuple(mat2.shape)} {mat2.dtype})"
         )
     _check_vectors(mat1, mat2, bias, scales)
-    dtype = short_dtype(mat1.dtype)
+    dtype = parse_dtype(str(mat1.dtype))
     by_row = any(scale is not None and scale.numel() > 1 for scale in scales)
     scale = "none" if scales[0] is None else "row" if by_row else "tensor"
     op = "a16w16" if not is_quantised(dtype) or scale == "none" else "a8w8_bpreshuffle" if shuffled else "a8w8"
@@ -176,9 +176,9 @@ def _make_shape(
         n=mat2.shape[1],
         k=mat1.shape[1],
         dtype=dtype,
-        outdtype=short_dtype(out_dtype or mat1.dtype),
+        outdtype=parse_dtype(str(out_dtype or mat1.dtype)),
         epilogue="none" if bias is None else "bias",
-        bias_dtype="" if bias is None else short_dtype(bias.dtype),
+        bias_dtype="" if bias is None else parse_dtype(str(bias.dtype)),
         scale=scale,
         layout=SHUFFLED_LAYOUT if shuffled else "row",
     )

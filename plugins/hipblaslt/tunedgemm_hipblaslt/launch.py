@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution, Unsupported
-from tunedgemm.tools import on_device, scale_order, torch_dtype, workspace
+from tunedgemm.tools.launching import on_device, scale_order, torch_dtype, workspace
 
 from tunedgemm_hipblaslt.descriptors import HeuristicResult, ProblemDescriptors, locked_descriptors
 from tunedgemm_hipblaslt.library import Library, device_context, library_build, library_handle

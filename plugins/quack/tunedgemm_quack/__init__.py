@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 import attrs
 from tunedgemm.plugin import Backend, Device, Launcher, Platform, Shape, Solution, Unsupported, hookimpl
-from tunedgemm.tools import on_device
+from tunedgemm.tools.launching import on_device
 
 from tunedgemm_quack import library, limits, space
 

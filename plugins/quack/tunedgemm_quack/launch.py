@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.plugin import Launcher, LaunchError, PluginError, Shape, Solution
-from tunedgemm.tools import artifact, device_context, switched_on, torch_dtype
+from tunedgemm.tools.files import artifact
+from tunedgemm.tools.launching import device_context, switched_on, torch_dtype
 
 from tunedgemm_quack.library import Library, compiling_for_hopper, kernel_folder
 from tunedgemm_quack.limits import STEP_K, unsupported_splits

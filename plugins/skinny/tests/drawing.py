@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tunedgemm.plugin import Backend, Device, Launcher, Shape, Solution
 from tunedgemm.testing.conformance import Poisoned
 from tunedgemm.testing.launching import output_fault
-from tunedgemm.tools import ARCHITECTURES, ops
+from tunedgemm.tools.launching import ARCHITECTURES
+from tunedgemm.tools.tables import ops
 from tunedgemm_skinny.limits import MAX_ROWS, OPS, OUTPUTS, shuffled_rows, width_of
 
 #: Classes of sizes: small N and K; odd ones; large N; large K.

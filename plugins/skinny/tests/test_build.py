@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import pytest
 from tunedgemm.plugin import LaunchError, Shape, Solution
-from tunedgemm.tools import ARCHITECTURES
+from tunedgemm.tools.launching import ARCHITECTURES
 from tunedgemm_skinny import rtc
 from tunedgemm_skinny.build import Build, build_of, code, defines, options, source
 from tunedgemm_skinny.names import FAMILIES, Rows, Tiles, Wgmma

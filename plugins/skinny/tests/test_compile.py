@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import ARCHITECTURES
+from tunedgemm.tools.launching import ARCHITECTURES
 from tunedgemm_skinny.build import Build, build_of, options, source
 from tunedgemm_skinny.limits import MAX_ROWS, unsupported, width_of
 from tunedgemm_skinny.names import KernelConfig, Rows, Tiles, Wgmma

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tunedgemm.plugin import LaunchError, OutOfResources, Shape
 from tunedgemm.testing.launching import without_extension
-from tunedgemm.tools import Driver
+from tunedgemm.tools.launching import Driver
 from tunedgemm_skinny import driver, launch, rtc
 from tunedgemm_skinny.build import ENTRY, build_of, code
 from tunedgemm_skinny.driver import load_kernel

@@ -12,7 +12,8 @@ import tunedgemm
 from tunedgemm.plugin import Device, Launcher, Shape, Solution
 from tunedgemm.testing.launching import bind_launcher, fault_of
 from tunedgemm.testing.sharing import differing_calls, fault_of_graphs
-from tunedgemm.tools import ARCHITECTURES, ops
+from tunedgemm.tools.launching import ARCHITECTURES
+from tunedgemm.tools.tables import ops
 from tunedgemm_skinny import skinny
 from tunedgemm_skinny.names import KernelConfig, Rows, Tiles
 from tunedgemm_skinny.resources import unfit

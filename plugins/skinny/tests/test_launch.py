@@ -12,7 +12,7 @@ import attrs
 import pytest
 import torch
 from tunedgemm.plugin import Backend, LaunchError, OutOfResources, PluginError, Shape, Solution
-from tunedgemm.tools import ARCHITECTURES, semaphores
+from tunedgemm.tools.launching import ARCHITECTURES, semaphores
 from tunedgemm_skinny.launch import ALIASES
 from tunedgemm_skinny.names import REVISION, KernelConfig, Rows, Tiles, parse_name
 from tunedgemm_skinny.space import enumerate_kernels

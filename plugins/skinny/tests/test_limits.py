@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 from tunedgemm.plugin import Device, Shape, Unsupported
-from tunedgemm.tools import ARCHITECTURES
+from tunedgemm.tools.launching import ARCHITECTURES
 from tunedgemm_skinny import Skinny, skinny
 from tunedgemm_skinny.limits import TILED, UNTILED, unsupported
 

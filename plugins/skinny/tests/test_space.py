@@ -9,7 +9,7 @@ import time
 import attrs
 import pytest
 from tunedgemm.plugin import Device, Shape, Solution
-from tunedgemm.tools import ARCHITECTURES
+from tunedgemm.tools.launching import ARCHITECTURES
 from tunedgemm_skinny import skinny
 from tunedgemm_skinny.limits import TILED
 from tunedgemm_skinny.names import REVISION, Rows, Tiles, Wgmma, parse_name

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 import attrs
 from tunedgemm.plugin import Backend, Device, Launcher, PluginError, Shape, Solution, Unsupported, hookimpl
-from tunedgemm.tools import Driver, DriverInterface, loaded_driver
+from tunedgemm.tools.launching import Driver, DriverInterface, loaded_driver
 
 from tunedgemm_skinny import heuristic, launch, limits, rtc, space
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.plugin import Device, Launcher, LaunchError, OutOfResources, PluginError, Shape, Solution
-from tunedgemm.tools import (
+from tunedgemm.tools.launching import (
     Driver,
     DriverInterface,
     KernelFunction,

@@ -6,7 +6,7 @@ import functools
 import re
 
 from tunedgemm.plugin import Device, Platform, Shape
-from tunedgemm.tools import ARCHITECTURES, dtype_bits
+from tunedgemm.tools.launching import ARCHITECTURES, dtype_bits
 
 #: Families of kernels by what they need: `wgmma` that instruction, `tiles` mma or mfma, `rows`
 #: none. A clang compiles `rows` for RDNA, whose compute units torch counts in pairs.

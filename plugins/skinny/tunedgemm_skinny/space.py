@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
-from tunedgemm.tools import ARCHITECTURES
+from tunedgemm.tools.launching import ARCHITECTURES
 
 from tunedgemm_skinny.cost import cost_of
 from tunedgemm_skinny.limits import batches_of, depth_of

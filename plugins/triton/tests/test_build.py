@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from tunedgemm.plugin import Device, PluginError, Shape
-from tunedgemm.tools import ARCHITECTURES
+from tunedgemm.tools.launching import ARCHITECTURES
 from tunedgemm_triton import installed
 from tunedgemm_triton.families import family_of, unsupported
 from tunedgemm_triton.names import parse_name

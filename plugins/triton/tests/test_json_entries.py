@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tunedgemm.plugin import Device, Shape, UserError
-from tunedgemm.tools import ops
+from tunedgemm.tools.tables import ops
 from tunedgemm_triton.families import unsupported
 from tunedgemm_triton.jsonfiles import entries, files
 from tunedgemm_triton.jsonfiles.dialect import OURS

@@ -12,7 +12,7 @@ import pytest
 import tunedgemm
 import tunedgemm_triton
 from tunedgemm.plugin import Device, Shape, Solution, UserError
-from tunedgemm.tools import ops
+from tunedgemm.tools.tables import ops
 from tunedgemm_triton import heuristic, launch
 from tunedgemm_triton.families import family_of
 from tunedgemm_triton.jsonfiles import files

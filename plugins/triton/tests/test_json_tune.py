@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tunedgemm.plugin import Device, Shape, Solution, UserError
 from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
 from tunedgemm.testing.replay import Samples
-from tunedgemm.tools import Options, Outcome, Planned, Row, ops, upsert
+from tunedgemm.tools.tables import Options, Outcome, Planned, Row, ops, upsert
 from tunedgemm_triton.jsonfiles import buckets, entries, export, files, space, tune
 from tunedgemm_triton.jsonfiles.dialect import OURS
 from tunedgemm_triton.jsonfiles.tune import Request

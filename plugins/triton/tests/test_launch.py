@@ -9,9 +9,9 @@ from typing import Any
 import attrs
 import pytest
 from tunedgemm.plugin import Device, Launcher, OutOfResources, Shape, Solution, Unsupported, device_of
-from tunedgemm.testing.launching import bind_launcher, draw_operands
+from tunedgemm.testing.launching import bind_launcher, draw_operands, plain_weight
 from tunedgemm.testing.sharing import fault_of_graphs, fault_of_threads
-from tunedgemm.tools import ops, plain_weight
+from tunedgemm.tools.tables import ops
 from tunedgemm_triton import launch, triton
 from tunedgemm_triton.families import family_of, unsupported
 from tunedgemm_triton.limits import batches_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import ops
+from tunedgemm.tools.tables import ops
 from tunedgemm_triton import installed
 from tunedgemm_triton.families import family_of, unsupported
 

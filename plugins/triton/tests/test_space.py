@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from tunedgemm.plugin import Device, Shape, Solution
-from tunedgemm.tools import ARCHITECTURES, ops
+from tunedgemm.tools.launching import ARCHITECTURES
+from tunedgemm.tools.tables import ops
 from tunedgemm_triton import tiles
 from tunedgemm_triton.families import FAMILIES, family_of, unsupported
 from tunedgemm_triton.names import Tma, parse_name

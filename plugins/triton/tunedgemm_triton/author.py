@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import Backend, Device, Launcher, Shape, Solution, Unsupported, UserError, hookimpl
-from tunedgemm.tools import on_device
+from tunedgemm.tools.launching import on_device
 
 from tunedgemm_triton.heuristic import solution_from_file
 from tunedgemm_triton.jsonfiles import space as json_space

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import Device, Platform, Shape, Solution
-from tunedgemm.tools import ARCHITECTURES
+from tunedgemm.tools.launching import ARCHITECTURES
 
 from tunedgemm_triton import installed, limits, names, plan, resources, space
 from tunedgemm_triton.moe import names as moe_names

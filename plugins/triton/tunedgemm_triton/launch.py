@@ -14,7 +14,8 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import Device, Launcher, PluginError, Shape, Solution, Unsupported
-from tunedgemm.tools import on_device, ops, torch_dtype
+from tunedgemm.tools.launching import on_device, torch_dtype
+from tunedgemm.tools.tables import ops
 
 from tunedgemm_triton.counters import counters_of
 from tunedgemm_triton.families import OpFamily, family_of

@@ -8,7 +8,7 @@ import attrs
 import pytest
 import torch
 from tunedgemm.plugin import Device, Launcher, PluginError, Shape, Solution, device_of
-from tunedgemm.tools import op_named
+from tunedgemm.tools.tables import op_named
 from tunedgemm_vllm import experts, library, limits
 
 CPU = device_of(-1)

@@ -10,7 +10,7 @@ import attrs
 import pytest
 import torch
 from tunedgemm.plugin import Launcher, Shape, device_of
-from tunedgemm.tools import op_named
+from tunedgemm.tools.tables import op_named
 from tunedgemm_vllm import library, vllm
 
 pytestmark = [
@@ -70,7 +70,7 @@ def test_the_first_call_of_a_process_may_be_captured(op: str) -> None:
     code = f"""
         import sys, torch
         from tunedgemm.plugin import Shape, Solution, device_of
-        from tunedgemm.tools import op_named
+        from tunedgemm.tools.tables import op_named
         from tunedgemm_vllm import vllm
         extra = {{}} if {op!r} == "a8w8" else {{"scale_order": "m_major"}}
         scale = "block" if extra else "row"

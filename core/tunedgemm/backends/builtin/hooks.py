@@ -1,4 +1,7 @@
-"""Hooks of the built-in backend. One file per op family defines that family's routes; see `route.Route`."""
+"""Hooks of the built-in backend.
+
+One file per op family defines that family's routes; see `route.Route`.
+"""
 
 from __future__ import annotations
 

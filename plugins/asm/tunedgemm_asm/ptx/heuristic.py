@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 from tunedgemm.plugin import Device, Shape, Solution
-from tunedgemm.tools import may_guess, scale_order
+from tunedgemm.tools.launching import may_guess, scale_order
 
 from tunedgemm_asm.ptx.cost import cost_of
 from tunedgemm_asm.ptx.limits import unfit

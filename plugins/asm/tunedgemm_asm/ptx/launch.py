@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution
-from tunedgemm.tools import (
+from tunedgemm.tools.launching import (
     Driver,
     DriverInterface,
     KernelFunction,
@@ -75,7 +75,7 @@ def bind(drivers: Callable[[DriverInterface], Driver], solution: Solution, shape
         device: device whose limits apply; index -1 means host memory.
 
     Raises:
-        PluginError: no such kernel serves the shape, or there is no driver.
+        PluginError: no such kernel serves the shape, or the driver was not found.
         LaunchError: the kernel does not assemble or load.
     """
     arguments = _arguments(solution, shape, device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tunedgemm.plugin import Device, Platform, Shape
-from tunedgemm.tools import scale_strides
+from tunedgemm.tools.launching import scale_strides
 
 from tunedgemm_asm.limits import ceil_div
 from tunedgemm_asm.ptx.matrix import multiplies

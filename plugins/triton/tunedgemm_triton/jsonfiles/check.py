@@ -7,7 +7,8 @@ from pathlib import Path
 
 import attrs
 from tunedgemm.plugin import Device, Shape, UserError
-from tunedgemm.tools import ARCHITECTURES, op_named, shape_of_texts
+from tunedgemm.tools.launching import ARCHITECTURES
+from tunedgemm.tools.tables import op_named, shape_of_texts
 
 from tunedgemm_triton.jsonfiles import buckets, files
 from tunedgemm_triton.jsonfiles.dialect import Dialect

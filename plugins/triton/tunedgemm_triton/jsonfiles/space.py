@@ -18,11 +18,12 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import Device, Option, Shape, Solution, UserError
-from tunedgemm.tools import JSON_MIB, expanded, read_regular
+from tunedgemm.tools.files import expanded, read_regular
 
 from tunedgemm_triton import tiles
 from tunedgemm_triton.jsonfiles.dialect import Dialect
 from tunedgemm_triton.jsonfiles.entries import NAMES, SPLIT, Entry
+from tunedgemm_triton.jsonfiles.files import MOST_MIB
 
 #: The space of AITER's guide to tuning Triton kernels, by name.
 AITER = "aiter"
@@ -147,7 +148,7 @@ def filter_current(near: Iterable[Solution], dialect: Dialect, shape: Shape, dev
 @functools.lru_cache(maxsize=8)
 def _read(path: str, _changed: int) -> Space:
     try:
-        content = json.loads(read_regular(Path(path), JSON_MIB).decode("utf-8-sig"))
+        content = json.loads(read_regular(Path(path), MOST_MIB).decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: invalid JSON: {error.msg} (column {error.colno})") from None
     except (ValueError, RecursionError) as error:

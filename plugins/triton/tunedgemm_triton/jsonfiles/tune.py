@@ -15,19 +15,8 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import Device, Op, Shape, UserError
-from tunedgemm.tools import (
-    Options,
-    Outcome,
-    Planned,
-    Row,
-    dtype_bits,
-    op_named,
-    read_rows,
-    shape_of_texts,
-    shuffle_weight,
-    torch_dtype,
-    tune,
-)
+from tunedgemm.tools.launching import dtype_bits, torch_dtype
+from tunedgemm.tools.tables import Options, Outcome, Planned, Row, op_named, read_rows, shape_of_texts, shuffle_weight, tune
 
 from tunedgemm_triton.jsonfiles import buckets, export
 from tunedgemm_triton.jsonfiles import files as json_files

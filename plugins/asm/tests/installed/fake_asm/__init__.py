@@ -9,7 +9,8 @@ import os
 
 import attrs
 from tunedgemm.plugin import Backend, Device
-from tunedgemm.tools import Driver, DriverInterface, bind_driver
+from tunedgemm.testing.stand_in import bind_driver
+from tunedgemm.tools.launching import Driver, DriverInterface
 from tunedgemm_asm import Asm, asm
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import tunedgemm_deepgemm
 from tunedgemm.plugin import Device, PluginError
-from tunedgemm.tools import environment_with
+from tunedgemm.tools.launching import environment_with
 from tunedgemm_deepgemm.build import Target
 from tunedgemm_deepgemm.experts.plan import Plan
 from tunedgemm_deepgemm.experts.steps import Steps, TritonSteps

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import attrs
 from tunedgemm.plugin import Backend, Device
-from tunedgemm.tools import Driver, DriverInterface, bind_driver
+from tunedgemm.testing.stand_in import bind_driver
+from tunedgemm.tools.launching import Driver, DriverInterface
 from tunedgemm_skinny import Skinny, rtc, skinny
 
 _RTC, _DRIVER = {"nvidia": "nvrtc", "amd": "hiprtc"}, {"nvidia": "cuda", "amd": "hip"}
