@@ -52,19 +52,33 @@ def test_other_names_are_attribute_errors(menu):
         getattr(menu, "Registry")  # noqa: B009  what an author writes as an attribute
 
 
-def test_a_third_partys_plugin_loads(child):
-    """A plugin written to the documentation of the contract is found, takes shapes and computes."""
-    source = """
-from tunedgemm.backends.registry import Registry
-from tunedgemm.device import device_of
-from tunedgemm.ops import op_named
-from tunedgemm.shape import Shape
-(backend,) = Registry().select("upcast")
-shape, device = Shape("a16w16", m=4, n=32, k=64, outdtype="fp32"), device_of(-1)
-(solution,) = backend.solutions(shape, device)
-op = op_named("a16w16")
-operands = op.make_inputs(shape, device.torch_device, 0)
-error = (backend.bind(solution, shape, device).call(*operands) - op.reference(shape, operands)).abs().max()
-print(backend.distribution, bool(error < 1e-3))
+#: What a user does with a backend, from capture to a call, and its author's tests.
+USE = """
+import os, pathlib, pytest, sys, torch, tunedgemm
+from tunedgemm.cli import main
+from tunedgemm.dispatch.settings import Settings
+folder, (x, weight) = pathlib.Path(sys.argv[1]), (torch.randn(4, 64), torch.randn(32, 64))
+os.environ["TUNEDGEMM_HOME"] = str(folder)
+tunedgemm.TunedGemm(settings=Settings(capture=True)).gemm_a16w16(x, weight)
+os.environ["AITER_CONFIG_GEMM_BF16"] = table = str(folder / "tuned.csv")
+captured = str(folder / "bf16_untuned_gemm.csv")
+assert main(["tune", "-i", captured, "-o", table, "--libtype", "upcast", "--iters", "3", "--warmup", "1"]) == 0
+assert main(["table", "check", table]) == 0 and main(["explain", "4,32,64", "--dtype", "fp32"]) == 0
+torch.testing.assert_close(tunedgemm.TunedGemm().gemm_a16w16(x, weight), x @ weight.t())
+(folder / "test_upcast.py").write_text(sys.argv[2])
+assert pytest.main(["-q", "-p", "no:cacheprovider", str(folder / "test_upcast.py")]) == 0
 """
-    assert child(source, Path(__file__).with_name("thirdparty")) == "tunedgemm-upcast True"
+TEST = """
+from tunedgemm.testing.conformance import BackendConformance
+
+class TestUpcast(BackendConformance):
+    libtype = "upcast"
+"""
+
+
+def test_a_third_partys_backend_of_one_record_works(child, tmp_path):
+    """Sixty lines suffice for capture, tune, tables, explain, calls and the conformance suite."""
+    folder = Path(__file__).with_name("thirdparty")
+    assert len((folder / "tunedgemm_upcast.py").read_text().splitlines()) <= 60
+    output = child(f"import sys; sys.argv[1:] = {str(tmp_path)!r}, {TEST!r}\n{USE}", folder)
+    assert "upcast:mm_v1" in output and "passed" in output
