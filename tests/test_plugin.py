@@ -23,8 +23,8 @@ SignatureError artifact cache_folder check_signature expanded folder_of_entry ho
 replace_file signature_required
 """,
     tables: """
-Options Outcome Planned Progress Row Table console named_file op_named op_of_file ops read_log read_rows shape_of_texts shuffle_weight
-summary tune upsert
+KernelName Options Outcome Planned Progress Row Table console named_file op_named op_of_file ops read_log read_rows shape_of_texts
+shuffle_weight summary tune upsert
 """,
 }
 

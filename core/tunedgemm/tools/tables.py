@@ -1,4 +1,4 @@
-"""Ops, rows of tables, and the tuner, each of which loads on first use."""
+"""Ops, rows of tables, names of kernels in them, and the tuner, each of which loads on first use."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tunedgemm.backends.kernelname import KernelName
     from tunedgemm.ops import op_named, ops
     from tunedgemm.ops.formats.shuffle import shuffle_weight
     from tunedgemm.table.csvfile import read_rows, upsert
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from tunedgemm.workload.lists import op_of_file, shape_of_texts
 
 _MODULES = {
+    "KernelName": "backends.kernelname",
     **dict.fromkeys(("op_named", "ops"), "ops"),
     "shuffle_weight": "ops.formats.shuffle",
     **dict.fromkeys(("read_rows", "upsert"), "table.csvfile"),
@@ -37,6 +39,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "KernelName",
     "Options",
     "Outcome",
     "Planned",
