@@ -165,8 +165,10 @@ class Backend:
         chosen: Solution | None = attempt(own)[0]  # if it raises, an untuned call has other fallbacks
         return chosen
 
-    def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
+    def bind(self, solution: Solution, shape: Shape, device: Device, *, asked: bool = False) -> Launcher | Unsupported:
         """Return the launcher of a solution for exactly this shape; an exception becomes a refusal.
+
+        *asked* says that `refusal` has just accepted the shape of the solution's kernel.
 
         The plugin's launcher gets plain tensors: shuffled weights and scales come as their bytes
         are in memory. A plain `run`, which does not get the shape, gets the operands unchanged.
@@ -175,14 +177,14 @@ class Backend:
         if isinstance(whole, Unsupported):
             return whole
         if split.is_split(solution):
-            of_product = self.bind(*whole, device)
+            of_product = self.bind(*whole, device, asked=asked)
             return split.wrap_with_add(of_product, shape) if isinstance(of_product, Launcher) else of_product
-        answer = self.bind_unwrapped(solution, shape, device)
+        answer = self.bind_unwrapped(solution, shape, device, asked=asked)
         return with_plain_weights(answer, shape) if isinstance(answer, Launcher) and "bind" in self.functions else answer
 
-    def bind_unwrapped(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
+    def bind_unwrapped(self, solution: Solution, shape: Shape, device: Device, *, asked: bool = False) -> Launcher | Unsupported:
         """Bind without the wrapper between the operands of a call and the plugin's launcher."""
-        if refusal := self.refusal(shape, device):
+        if not asked and (refusal := self.refusal(shape, device)):
             return refusal
         if not (limiting := device.limiting(self.host)).is_present:
             return Unsupported(f"device: not present (got {device})")

@@ -298,7 +298,8 @@ def choose(
         if isinstance(backend, Unsupported):
             reason = backend.reason
         elif not (reason := veto(last.solution) if veto is not None else ""):
-            launcher = backend.bind(last.solution, shape, device) if device.is_present else backend.lacks(last.solution, shape, device)
+            solution = last.solution
+            launcher = backend.bind(solution, shape, device, asked=True) if device.is_present else backend.lacks(solution, shape, device)
             if isinstance(launcher, Launcher):
                 if last.libver:
                     last = _with_version(last, backend, device, bound=True)

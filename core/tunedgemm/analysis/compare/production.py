@@ -145,9 +145,9 @@ class GetChoice:
 class _Callers(Backend):
     """A backend whose launchers get a caller's operands, with shuffled weights in their type."""
 
-    def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
+    def bind(self, solution: Solution, shape: Shape, device: Device, *, asked: bool = False) -> Launcher | Unsupported:
         """Bind without unwrapping shuffled weights."""
-        return self.bind_unwrapped(solution, shape, device)
+        return self.bind_unwrapped(solution, shape, device, asked=asked)
 
 
 class _Dispatched:
