@@ -35,7 +35,7 @@ def test_a_name_that_was_written_is_read_as_the_same_fields(tile, pack, warps, s
 @pytest.mark.parametrize(
     "name",
     ["", "mine", "mine_r3_8x16_a1_", "mine_r03_8x16_a1", "mine_r3_8x16_a1_p1q7", "mine_r3_8x16_a1_w0x0", "mine_r3_8x16_a1_c_t",
-     "mine_r3_8x16_a1_p2", "mine_r3_8x16x4_a1", "mine_r3_8x16_a-1", "mine_r3_8x16_a1\n", "mine_r٣_8x16_a1", "mine_r3_8x1234567890_a1"],
+     "mine_r3_8x16_a1_p2", "mine_r3_8x16x4_a1", "mine_r3_8x16_a-1", "mine_r3_8x16_a1\n", "mine_r٣_8x16_a1", f"mine_r3_8x{10**18}_a1"],
 )  # fmt: skip
 def test_any_other_text_is_refused(name):
     """Unknown and non-canonical texts: zeros in front, parts that say nothing, another order."""

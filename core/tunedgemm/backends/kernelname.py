@@ -10,7 +10,7 @@ from typing import Any
 _PART = re.compile(r"\[(?P<text>[^][{}?]+)\?(?P<flag>[\w.]+)\]|\[(?P<optional>[^][]+)\]|(?P<always>[^][]+)")
 _FIELD = re.compile(r"\{([\w.]+)(?:=(\d+))?(?::(x\d|word))?\}")
 #: A number without leading zeros, and a word.
-_NUMBER, _WORD = r"(?:0|[1-9]\d{0,8})", r"[A-Za-z0-9]+"
+_NUMBER, _WORD = r"(?:0|[1-9]\d{0,17})", r"[A-Za-z0-9]+"
 
 
 class KernelName:

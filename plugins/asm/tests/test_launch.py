@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from tunedgemm.plugin import Launcher, LaunchError, Shape, Solution
+from tunedgemm.plugin import LaunchError, Shape, Solution
 from tunedgemm.testing.conformance import Poisoned
 from tunedgemm.testing.stand_in import bind_driver
 from tunedgemm.tools.launching import KernelFunction, Launch, LaunchPlan, launch_of, semaphores
@@ -214,15 +214,3 @@ def test_a_code_object_is_checked_before_it_is_loaded(
     assert over.fault(broken, fake, PRODUCT, name_of(fake, 64, shuffled=False, prefetch=3), 1) == ""
     assert any(path.name in problem for problem in broken.hooks.catalog("gfx942").problems)
     assert isinstance(broken.hooks.catalog("gfx942"), packs.Catalog)
-
-
-@gfx942
-def test_a_described_device_is_refused(asm: Any, over: ModuleType, fake: ModuleType) -> None:
-    """Solutions of an absent device are listed and do not bind."""
-    from tunedgemm.plugin import Device
-
-    absent = Device("gfx942", 304, "amd-instinct-mi300x")
-    plain = attrs.evolve(asm, host=None)
-    first = next(iter(plain.solutions(PRODUCT, absent)))
-    assert "device: not present (got " in str(plain.bind(first, PRODUCT, absent))
-    assert isinstance(asm.bind(Solution("asm", first.kernel_name, first.split_k), PRODUCT, over.CPU), Launcher)

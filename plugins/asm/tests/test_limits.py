@@ -61,7 +61,6 @@ def test_shapes_without_a_kernel(asm: Any, over: ModuleType, failing: Any) -> No
         answer = theirs.refusal(shape, MI355X)
         assert isinstance(answer, Unsupported)
         assert re.search(reason, str(answer)), str(answer)
-        assert list(theirs.solutions(shape, MI355X)) == []
         assert theirs.heuristic_fallback(shape, MI355X) is None
 
     assert not failing(

@@ -141,7 +141,6 @@ def test_other_sizes_and_layouts_are_refused(failing: Any) -> None:
     def check(shape: Shape, reason: str) -> None:
         answer = asm.refusal(shape, H200)
         assert isinstance(answer, Unsupported) and reason in str(answer)
-        assert list(asm.solutions(shape, H200)) == []
         assert asm.heuristic_fallback(shape, H200) is None
 
     assert not failing(

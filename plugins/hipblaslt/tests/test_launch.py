@@ -287,16 +287,6 @@ def test_more_than_two_to_the_31_elements(lt: Any, harness: Any) -> None:
         assert lt.bind(Solution(lt.hooks.abi.libtype, harness.FIRST), shape, harness.CPU)
 
 
-@both
-def test_absent_devices_and_unsupported_shapes(lt: Any, harness: Any) -> None:
-    """An absent device is refused by name; an unsupported shape keeps the reason of `supports`."""
-    first = Solution(lt.hooks.abi.libtype, harness.FIRST)
-    absent = attrs.evolve(harness.EMULATED[lt.hooks.abi.libtype], index=-1)
-    assert "device: not present" in lt.bind(first, PLAIN, absent).reason
-    empty = attrs.evolve(PLAIN, m=0)
-    assert lt.bind(first, empty, harness.CPU) == lt.refusal(empty, harness.CPU)
-
-
 @amd
 def test_a_library_without_an_algorithm(lt: Any, harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a result the first answer is refused."""

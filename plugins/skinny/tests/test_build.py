@@ -240,12 +240,12 @@ def test_bind_uses_what_prepare_compiled(skinny: Any, over: ModuleType, empty: P
 
     shape = Shape("a16w16", 2, 40, 64)
     solution = next(iter(skinny.solutions(shape, over.CPU)))
-    attrs.evolve(skinny, driver=load).prepare(solution, shape, over.CPU)
+    attrs.evolve(skinny, hooks=attrs.evolve(skinny.hooks, driver=load)).prepare(solution, shape, over.CPU)
     assert counted(empty) == 1
     assert over.bound(skinny, solution.kernel_name, shape, solution.split_k)
     assert counted(empty) == 1
-    attrs.evolve(skinny, compiler=load).prepare(Solution("skinny", "rows_r0_n1w1x1u1"), shape, over.CPU)
-    attrs.evolve(skinny, compiler=load).prepare(solution, attrs.evolve(shape, m=65), over.CPU)
+    attrs.evolve(skinny, hooks=attrs.evolve(skinny.hooks, compiler=load)).prepare(Solution("skinny", "rows_r0_n1w1x1u1"), shape, over.CPU)
+    attrs.evolve(skinny, hooks=attrs.evolve(skinny.hooks, compiler=load)).prepare(solution, attrs.evolve(shape, m=65), over.CPU)
 
 
 def test_builds_are_values() -> None:

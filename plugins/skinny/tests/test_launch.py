@@ -292,10 +292,13 @@ def test_missing_libraries_are_a_reason(skinny: Any, over: ModuleType) -> None:
         raise PluginError("libnvrtc.so cannot be used: pip install nvidia-cuda-nvrtc")
 
     shape, name = Shape("a16w16", 1, 8, 64), Rows(1, 1, 1, 1).name
-    for backend in (attrs.evolve(skinny, compiler=missing), attrs.evolve(skinny, driver=missing)):
+    for backend in (
+        attrs.evolve(skinny, hooks=attrs.evolve(skinny.hooks, compiler=missing)),
+        attrs.evolve(skinny, hooks=attrs.evolve(skinny.hooks, driver=missing)),
+    ):
         assert "pip install nvidia-cuda-nvrtc" in over.refused(backend, name, shape)
     with pytest.raises(PluginError, match="pip install"):
-        attrs.evolve(skinny, compiler=missing).prepare(Solution("skinny", name), shape, over.CPU)
+        attrs.evolve(skinny, hooks=attrs.evolve(skinny.hooks, compiler=missing)).prepare(Solution("skinny", name), shape, over.CPU)
 
 
 def test_too_few_resources_name_the_kernel(fake: ModuleType, over: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

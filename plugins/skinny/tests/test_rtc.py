@@ -119,13 +119,13 @@ def test_a_missing_compiler_has_a_remedy() -> None:
 def test_details_name_the_compiler(compiler: Compiler, interface: Interface) -> None:
     """`details` names the compiler of a device's maker, or the reason why none loads; a CPU has none."""
     device = Device("sm_90", 132) if interface is NVRTC else Device("gfx942", 304)
-    assert Skinny(compiler=lambda _: compiler).details(device) == (f"{compiler.version}: {compiler.path}",)
+    assert Skinny(compiler=lambda _: compiler).details(device) == [f"{compiler.version}: {compiler.path}"]
 
     def absent(_: Interface) -> Compiler:
         raise PluginError("skinny: cannot load libabsent.so")
 
-    assert Skinny(compiler=absent).details(device) == ("skinny: cannot load libabsent.so",)
-    assert Skinny(compiler=absent).details(Device("cpu-avx2", 2)) == ()
+    assert Skinny(compiler=absent).details(device) == ["skinny: cannot load libabsent.so"]
+    assert Skinny(compiler=absent).details(Device("cpu-avx2", 2)) == []
 
 
 def test_packages_are_searched(fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from tunedgemm.plugin import Device, Launcher, OutOfResources, Shape, Solution, 
 from tunedgemm.testing.launching import bind_launcher, draw_operands, plain_weight
 from tunedgemm.testing.sharing import fault_of_graphs, fault_of_threads
 from tunedgemm.tools.tables import ops
-from tunedgemm_triton import launch, triton
+from tunedgemm_triton import launch
 from tunedgemm_triton.families import family_of, unsupported
 from tunedgemm_triton.limits import batches_of
 from tunedgemm_triton.plan import LaunchPlan
@@ -339,10 +339,3 @@ class TestOnGpu:
         foreign = launch.bind(Solution("triton", "gemm_r0_m16n64k64_g1_w4s2"), Shape("a16w16", 8, 512, 1024), device)
         assert isinstance(foreign, Unsupported)
         assert "revision" in foreign.reason
-
-
-def test_an_absent_device_is_refused_with_a_reason() -> None:
-    """`bind` answers Unsupported for a device that is only described."""
-    absent = triton.bind(Solution("triton", "auto"), Shape("a16w16", 8, 512, 1024), Device("gfx942", 304))
-    assert isinstance(absent, Unsupported)
-    assert "not present" in absent.reason
