@@ -67,7 +67,7 @@ def test_shapes_without_a_kernel(asm: Any, over: ModuleType, failing: Any) -> No
         check,
         [
             (attrs.evolve(PRODUCT, m=0), "an empty batch needs no kernel"),
-            (Shape("batched_bf16", 4, 64, 64, extra={"B": 2}), "unsupported op batched_bf16"),
+            (Shape("batched_bf16", 4, 64, 64, extra={"B": 2}), "op batched_bf16 is not covered"),
             (attrs.evolve(PRODUCT, dtype="fp16", outdtype="fp16"), "takes bf16, not fp16"),
             (attrs.evolve(PRODUCT, outdtype="fp16"), "writes bf16 or fp32, not fp16"),
             (attrs.evolve(PRODUCT, k=96), r"needs K % 64 = 0 \(K=96\)"),
