@@ -31,7 +31,7 @@ FAULTS = {
     "generator_exit": "raise GeneratorExit",
     "interrupt": "raise KeyboardInterrupt",
     "memory_error": "raise MemoryError",
-    "recursion": "recurse()",
+    "recursion": "_recurse()",
     "base_exception": "raise Odd(1, 2)",
     "stop_iteration": "raise StopIteration",
     "exit_0": "os._exit(0)",
@@ -51,7 +51,7 @@ CHANGES = {
     "grad_mode": "import torch; torch.set_grad_enabled(False)",
     "inference_mode": "import torch; global mode; mode = torch.inference_mode(); mode.__enter__()",
     "function_mode": "import torch.overrides; global mode; mode = torch.overrides.BaseTorchFunctionMode(); mode.__enter__()",
-    "dispatch_mode": "from torch.utils._python_dispatch import TorchDispatchMode as T; T.__torch_dispatch__ = broken; T().__enter__()",
+    "dispatch_mode": "from torch.utils._python_dispatch import TorchDispatchMode as T; T.__torch_dispatch__ = _broken; T().__enter__()",
     "num_threads": "import torch; torch.set_num_threads(3)",
     "default_dtype": "import torch; torch.set_default_dtype(torch.float64)",
     "default_device": 'import torch; torch.set_default_device("meta")',
@@ -69,9 +69,9 @@ import ctypes, os, signal, sys, threading, time
 from tunedgemm.plugin import Backend, Launcher, Solution, Unsupported, hookimpl
 class Odd(BaseException):
     def __init__(self, one, other): super().__init__("odd"); self.lock = lambda: None
-def recurse(): return recurse()
+def _recurse(): return _recurse()
 @classmethod
-def broken(cls, func, types, args=(), kwargs=None): raise RuntimeError("a mode that breaks every call")
+def _broken(cls, func, types, args=(), kwargs=None): raise RuntimeError("a mode that breaks every call")
 state_of_fork, kept = [], {}
 """
 _BODY = """
