@@ -64,7 +64,7 @@ ON_CPU = CUDA_VISIBLE_DEVICES=-1 HIP_VISIBLE_DEVICES=-1 OMP_NUM_THREADS=1 $(RUN)
 # Most of their time goes to compilers: a process a core, while each has 8 GiB of the GPU's memory.
 GPU_PROCESSES = min(__import__("os").cpu_count(), 1 + (__import__("torch").cuda.mem_get_info()[1] >> 33)), "--dist worksteal"
 # Without a GPU, or where args pick none of its tests (5), there are none.
-ON_GPU = ! $(RUN) -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || $(RUN) -m pytest -q $(call IN_PROCESSES,$(GPU_PROCESSES)) \
+ON_GPU = ! $(RUN) -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || OMP_NUM_THREADS=1 $(RUN) -m pytest -q $(call IN_PROCESSES,$(GPU_PROCESSES)) \
 	-m "gpu and $(1)" $(TESTS) $(args) || [ $$? = 5 ]
 
 test: install
