@@ -41,7 +41,7 @@ TELLING = ("tunedgemm", "Error", "error:", "Exception", "attention backend", "Lo
 #: Engine -> the class that runs in the child, the variable that switches the plugin on, and options
 #: by default.
 ENGINES: dict[str, tuple[type[Any], str, dict[str, Any]]] = {
-    # Engines start together: a cache of stated size, since vLLM's measurement would see the others'.
+    # Engines start together: a cache of stated size, as vLLM's measurement would see the others.
     "vllm": (Vllm, "TUNEDGEMM_VLLM", {"max_logprobs": 500, "kv_cache_memory_bytes": 6 << 30}),
     "sglang": (Sglang, "TUNEDGEMM_SGLANG", SGLANG),
 }
