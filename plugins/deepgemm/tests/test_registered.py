@@ -13,7 +13,7 @@ import attrs
 import pytest
 import torch
 from tunedgemm.plugin import Device, Shape
-from tunedgemm_deepgemm import deepgemm, library, registered
+from tunedgemm_deepgemm import child, deepgemm, library, registered
 
 PRESENT, SHAPE = Device("sm_90", 132, "nvidia-h200", 0), Shape("a16w16", 4, 64, 64)
 #: Schemas of vLLM 0.33's copy, as far as the plugin calls it, and where they are implemented.
@@ -88,7 +88,7 @@ def backend_of(extension: Path) -> Any:
     return attrs.evolve(deepgemm, access=access)
 
 
-def test_copies_have_separate_settings(tmp_path: Path) -> None:
+def test_copies_have_separate_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The settings of a copy are in no other copy, nor in the library that a user loads before or after."""
     extension = built(tmp_path / "deep_gemm")
     found = library.Installation(extension.parent, extension, "2.8.1")
@@ -100,8 +100,10 @@ def test_copies_have_separate_settings(tmp_path: Path) -> None:
     first.set_pdl(True)
     first.set_block_size_multiple_of((1, 64))
     assert (first.get_num_sms(), second.get_num_sms(), torch.ops.deep_gemm.get_num_sms()) == (7, 0, 9)
-    x = torch.zeros(2, 2)
-    first.bf16_gemm_nt(x, x, x, compiled_dims="mnk")  # on the host, as where the GPU is only described
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    x = child.on_gpu(torch.zeros(2, 2))  # of the host's memory, as where the GPU is only described
+    assert x.is_cuda
+    first.bf16_gemm_nt(x, x, x, compiled_dims="mnk")
     first.fp8_gemm_nt((x, x), (x, x), x)
     assert (first.get_num_sms(), second.get_num_sms()) == (2007, 0)
     assert backend_of(extension).supports(SHAPE, PRESENT) is True

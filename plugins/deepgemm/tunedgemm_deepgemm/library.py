@@ -2,8 +2,8 @@
 
 Importing `deep_gemm` would share its process-wide settings and its cache with the user. A private
 copy of its extension has separate ones. Each device has a copy, because the library remembers the
-first device that it meets. The extension is a module of Python's, `_C`, or since 2.8 one that
-registers operations of torch, `_C_extension`, next to a module `_C.py`.
+first device that it meets. The extension is a module of Python's, `_C`, or registers operations of
+torch: vLLM's `_C_extension` since 2.8, next to a module `_C.py`, and SGLang's `_C`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SYSTEM_TOOLKIT = Path("/usr/local/cuda")
 _LOAD = "import pathlib, sys; from tunedgemm_deepgemm.library import load_copy; load_copy(pathlib.Path(sys.argv[1]))"
 #: The search path is this process's, without the working folder.
 _CHILD = "import sys; sys.path[:] = {path!r}; from tunedgemm_deepgemm import child; child.main()"
-#: Name of the extension that registers operations.
+#: Name of vLLM's extension that registers operations.
 _REGISTERED = "_C_extension"
 _numbers = itertools.count()
 
@@ -219,6 +219,12 @@ def open_copy(installation: Installation, toolkit: Toolkit) -> Any:
     return module
 
 
+def registers(extension: Path) -> bool:
+    """Return whether an extension registers operations of torch; the others are modules of Python."""
+    content = extension.read_bytes()
+    return registered.NAMESPACE in content and b"PyInit__C\0" not in content
+
+
 def load_copy(extension: Path) -> Any:
     """Load the extension from memory.
 
@@ -232,12 +238,11 @@ def load_copy(extension: Path) -> Any:
     del torch
     number = next(_numbers)
     with os.fdopen(os.memfd_create("deepgemm"), "wb") as content:
-        registers, namespace = extension.name.startswith(_REGISTERED), f"dg{number:07d}"
-        original = extension.read_bytes()
-        content.write(registered.private_content(original, namespace) if registers else original)
+        original, namespace, is_registered = extension.read_bytes(), f"dg{number:07d}", registers(extension)
+        content.write(registered.private_content(original, namespace) if is_registered else original)
         content.flush()
         path = f"/proc/self/fd/{'./' * number}{content.fileno()}"
-        module = registered.load(path, namespace) if registers else _load_module(f"tunedgemm_deepgemm_copy{number}._C", path)
+        module = registered.load(path, namespace) if is_registered else _load_module(f"tunedgemm_deepgemm_copy{number}._C", path)
     if missing := [function for function in FUNCTIONS if not hasattr(module, function)]:
         raise ImportError(f"it lacks {', '.join(missing)}")
     for function in PRODUCTS:

@@ -18,7 +18,7 @@ from typing import Any
 import attrs
 
 #: Namespace of the extension's operations, as the text in it.
-_NAMESPACE = b"\0deep_gemm\0"
+NAMESPACE = b"\0deep_gemm\0"
 #: Type of the section with the dynamic symbols, and bytes of a symbol. The linker joins symbols of
 #: this binding among all libraries of a process.
 _DYNSYM, _SYMBOL, _UNIQUE = 11, 24, 10
@@ -67,11 +67,11 @@ def private_content(content: bytes, namespace: str) -> bytes:
         ImportError: it registers nothing, or is damaged.
     """
     own = b"\0" + namespace.encode() + b"\0"
-    if len(own) != len(_NAMESPACE):
+    if len(own) != len(NAMESPACE):
         raise AssertionError(f"{namespace}: must be as long as the library's namespace")
-    if content[:6] != b"\x7fELF\x02\x01" or _NAMESPACE not in content:
+    if content[:6] != b"\x7fELF\x02\x01" or NAMESPACE not in content:
         raise ImportError("it registers nothing as torch.ops.deep_gemm")
-    copy = bytearray(content.replace(_NAMESPACE, own))
+    copy = bytearray(content.replace(NAMESPACE, own))
     has_symbols = False
     try:
         sections, size, count = struct.unpack_from("<Q", copy, 40)[0], *struct.unpack_from("<HH", copy, 58)
@@ -140,21 +140,13 @@ def _check(name: str, operation: Operation, found: Any) -> None:
 
 def _function(name: str, operation: Operation, found: Any) -> Callable[..., Any]:
     """Return a function with the arguments of `_C`'s."""
-    import torch
-
-    # A description of a GPU has no device: the matrices are on the host, where torch would refuse.
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 
     def scaled(a: Any, b: Any, d: Any, *others: Any, **named: Any) -> Any:
-        arguments = (a[0], a[1], b[0], b[1], d, *others)
-        return found(*arguments, **named) if d.is_cuda else found.redispatch(keys, *arguments, **named)
+        return found(*a, *b, d, *others, **named)
 
-    def plain(a: Any, b: Any, d: Any, **named: Any) -> Any:
-        return found(a, b, d, **named) if d.is_cuda else found.redispatch(keys, a, b, d, **named)
-
-    if operation.given[:1] == ("a",):
-        return scaled if operation.scaled else plain
-    if not operation.given:
+    if operation.scaled:
+        return scaled
+    if not operation.given or operation.given[0] == "a":
         return found  # type: ignore[no-any-return]
     if name == "init":
         return lambda folder, _home: found(folder)  # it reads CUDA_HOME
