@@ -109,6 +109,34 @@ def test_copies_have_separate_settings(tmp_path: Path, monkeypatch: pytest.Monke
     assert backend_of(extension).supports(SHAPE, PRESENT) is True
 
 
+def test_the_copy_of_sglang_is_called_with_all_that_it_requires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its operations have no defaults, other names of scales, and two numbers in place of a list."""
+    bf16, fp8 = "Tensor? c, str compiled_dims, float? alpha", "Tensor? c, int[]? recipe, str compiled_dims, bool disable_ue8m0_cast"
+    schemas = {
+        "init(str library_root_path, str cuda_home) -> ()": "CompositeExplicitAutograd",
+        "set_block_size_multiple_of(int m, int n) -> ()": "CompositeExplicitAutograd",
+        f"bf16_gemm_nt(Tensor a, Tensor b, Tensor(a!) d, {bf16}) -> ()": "CUDA",
+        f"fp8_fp4_gemm_nt(Tensor a, Tensor a_sf, Tensor b, Tensor b_sf, Tensor(a!) d, {fp8}) -> ()": "CUDA",
+    }
+    names = {schema.partition("(")[0] for schema in schemas}
+    schemas |= {schema: key for schema, key in SCHEMAS.items() if schema.partition("(")[0] not in names}
+    extension = built(tmp_path / "deep_gemm", schemas)
+    extension = extension.rename(extension.with_name("_C.so"))
+    (tmp_path / "deep_gemm" / "__init__.py").write_text("")
+    (tmp_path / "deep_gemm" / "VERSION").write_text("0.2.3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = library.find()
+    assert (found.extension, found.version) == (extension, "sglang-0.2.3")
+    copy = library.open_copy(found, library.Toolkit(Path("/bin/sh")))
+    copy.set_num_sms(7)
+    copy.set_block_size_multiple_of((1, 64))
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    x = child.on_gpu(torch.zeros(2, 2))
+    copy.bf16_gemm_nt(x, x, x)
+    copy.fp8_gemm_nt((x, x), (x, x), x, compiled_dims="mnk")
+    assert copy.get_num_sms() == 2007
+
+
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [

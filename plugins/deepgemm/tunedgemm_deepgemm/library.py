@@ -33,6 +33,8 @@ from tunedgemm_deepgemm import registered
 PLACES = (("deep_gemm", ""), ("vllm", "third_party/deep_gemm"))
 #: The first version whose settings vary more than the SMs, and that compiles without a device.
 OLDEST = (2, 4)
+#: Begins the version of SGLang's copy, which has numbers apart and states them in a file.
+_SGLANG = "sglang-"
 #: Functions that this plugin calls: those of products, and all.
 PRODUCTS = ("bf16_gemm_nt", "fp8_gemm_nt")
 FUNCTIONS = ("init", "set_num_sms", "get_num_sms", "set_pdl", "set_block_size_multiple_of", *PRODUCTS)
@@ -105,7 +107,7 @@ def find() -> Installation:
             if not (folder / "__init__.py").is_file():
                 continue
             version = _version(folder)
-            if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
+            if not version.startswith(_SGLANG) and tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
                 faults.append(f"{folder}: must be {'.'.join(map(str, OLDEST))} or newer (got {version})")
                 continue
             if extension := _extension_of(folder):
@@ -138,7 +140,10 @@ def _roots(package: str) -> list[str]:
 
 def _version(folder: Path) -> str:
     match = re.search(r"^__version__ = ['\"]([^'\"]+)", (folder / "__init__.py").read_text(errors="replace"), re.MULTILINE)
-    return match[1] if match else "unknown"
+    if match:
+        return match[1]
+    stated = folder / "VERSION"
+    return f"{_SGLANG}{stated.read_text(errors='replace').strip()[:40]}" if stated.is_file() else "unknown"
 
 
 def _owner(package: str) -> str:
