@@ -401,7 +401,8 @@ def test_wrong_variables_hide_no_section(tmp_path: Path) -> None:
     document = json.loads(done.stdout)
     assert (done.returncode, list(document["sections"])) == (1, SECTIONS)
     assert [line.split(":")[1].strip() for line in done.stderr.splitlines()] == ["TUNEDGEMM_HOME", "TUNEDGEMM_ONLINE_SECONDS"]
-    assert sorted(fault["thing"] for fault in document["problems"]) == sorted(wrong)
+    things = [fault["thing"] for fault in document["problems"] if fault["thing"] != "GPU"]  # one that torch may not use
+    assert sorted(things) == sorted(wrong)
     home = "TUNEDGEMM_HOME: no home folder is known for ~nosuch (got '~nosuch/x'); write the whole path"
     assert any(fault["text"].startswith(home) for fault in document["problems"])
 
