@@ -13,14 +13,14 @@ import importlib.util
 import operator
 import sys
 import types
+from importlib import metadata
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from tunedgemm.backends.registry import GROUP
-from tunedgemm.errors import UserError
-from tunedgemm.integrations.aiter.names import ALIASES, NAME, PLUGINS, SERVED
-from tunedgemm.integrations.aiter.unserved import reason
-from tunedgemm.process.foreign import entry_points
+from tunedgemm.plugin import UserError
+
+from tunedgemm_aiter_names.names import ALIASES, NAME, PLUGINS, SERVED
+from tunedgemm_aiter_names.unserved import reason
 
 
 class _ServedModule(types.ModuleType):
@@ -50,7 +50,7 @@ class _ServedModule(types.ModuleType):
 
 def _of_plugins(name: str) -> Any:
     """Return what the first installed plugin with this name in its package has under it, or None."""
-    for entry in entry_points(group=GROUP):
+    for entry in metadata.entry_points(group="tunedgemm.backends"):
         with contextlib.suppress(Exception):  # a third party's import may raise anything
             return getattr(importlib.import_module(entry.module), name)
     return None

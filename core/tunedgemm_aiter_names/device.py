@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from tunedgemm.device import current_device
-from tunedgemm.process.variables import switched_on
+from tunedgemm.integration import current_device, padded_m, tuned_path
+from tunedgemm.tools import ops, switched_on
 
 #: The project's logger, so that a level that is set on AITER's name has its effect.
 logger = logging.getLogger("tunedgemm")
@@ -35,8 +35,6 @@ def get_device_name() -> str:
 
 def get_padded_m(M: int, N: int, K: int, gl: int) -> int:
     """Return the M whose row may serve M at level *gl*, 0 or 1, of the look-up."""
-    from tunedgemm.ops.padded_m import padded_m
-
     del K
     return padded_m(M, N, gl)
 
@@ -45,9 +43,6 @@ class _Configs:
     """AITER's ``AITER_CONFIGS``: ``<variable>_FILE`` is the table that tuning writes to."""
 
     def __getattr__(self, name: str) -> str:
-        from tunedgemm.ops import ops
-        from tunedgemm.table.folders import tuned_path
-
         for op in ops().values():
             if name == f"{op.columns.variable}_FILE":
                 return str(tuned_path(op))

@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import tunedgemm
 from torch import Tensor
 
-import tunedgemm
-from tunedgemm.integrations.aiter.operands import shuffled, whole_scale
-from tunedgemm.integrations.aiter.outputs import output_dtype, written
-from tunedgemm.integrations.aiter.signatures import functions
-from tunedgemm.ops.scale_order import SHUFFLED
+from tunedgemm_aiter_names.operands import SHUFFLED, shuffled, whole_scale
+from tunedgemm_aiter_names.outputs import output_dtype, written
+from tunedgemm_aiter_names.signatures import functions
 
 
 def gemm_a8w8_bpreshuffle(

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-
-from tunedgemm.dtype import short_dtype
-from tunedgemm.errors import OperandError, UserError
-from tunedgemm.ops import moe_words
-from tunedgemm.ops.padded_m import padded_tokens
-from tunedgemm.shape import Shape
+from tunedgemm import dispatcher
+from tunedgemm.integration import OperandError, act_word, current_device, padded_tokens, quant_word
+from tunedgemm.plugin import Shape, UserError
+from tunedgemm.tools import short_dtype
 
 if TYPE_CHECKING:
-    from tunedgemm.table.row import Row
+    from tunedgemm.tools import Row
 
 BLOCK_SIZE_M = 32
 #: Blocks of rows that AITER's heuristics choose from, and columns of a tile.
@@ -45,6 +43,12 @@ def nextPow2(n: int) -> int:
 def get_padded_M(M: int) -> int:
     """Return the number of tokens whose row AITER looks up first for *M*."""
     return padded_tokens(M)
+
+
+def get_inter_dim(w1_shape: Any, w2_shape: Any) -> tuple[int, int, int]:
+    """Return (experts, model_dim, inter_dim) of the shapes of weights, whose elements may be packed."""
+    experts, model_dim, inter_dim = w2_shape
+    return experts, model_dim, inter_dim * (model_dim // w1_shape[-1])
 
 
 def get_topk_valid_mask(topk_ids: torch.Tensor, expert_mask: torch.Tensor | None = None) -> torch.Tensor:
@@ -154,8 +158,6 @@ def moe_sorting_ck(
 
 def get_block_size_M(token: int, topk: int, expert: int, inter_dim: int) -> int:
     """Return AITER's rows of a block without a row: the fewest rounds of tiles, then the fullest last one."""
-    from tunedgemm.device import current_device
-
     units = current_device().cu_num or 1
 
     def rounds(block: int) -> tuple[int, int]:
@@ -215,8 +217,8 @@ def get_2stage_cfgs(
     if config_file is not None:
         raise UserError(f"get_2stage_cfgs: config_file is the table of heterogeneous experts, without an op (got {config_file!r})")
     extra = {
-        "expert": expert, "topk": topk - bool(is_ep), "act": moe_words.act_word(activation), "q_dtype_a": short_dtype(q_dtype_a),
-        "q_dtype_w": short_dtype(q_dtype_w), "q_type": moe_words.quant_word(q_type), "g1u1": bool(use_g1u1),
+        "expert": expert, "topk": topk - bool(is_ep), "act": act_word(activation), "q_dtype_a": short_dtype(q_dtype_a),
+        "q_dtype_w": short_dtype(q_dtype_w), "q_type": quant_word(q_type), "g1u1": bool(use_g1u1),
         "doweight_stage1": bool(doweight_stage1),
     }  # fmt: skip
     word, layout = short_dtype(dtype), "aiter16x16" if is_shuffled else "row"
@@ -234,8 +236,5 @@ def get_2stage_cfgs(
 
 def _row(shape: Any) -> Row | None:
     """Return the first row that may serve a shape on the present device."""
-    from tunedgemm.device import current_device
-    from tunedgemm.dispatch.tuned_gemm import dispatcher
-
     match = next(dispatcher("fmoe").table.candidates(shape, current_device()), None)
     return None if match is None else match.row

@@ -1,7 +1,6 @@
 """AITER's other entries to experts, in its words: ``asm_moe``, ``ck_moe_2stages`` and shared experts.
 
-They call `tunedgemm.fused_moe`. Smooth scales and 4-bit weights of 32-bit words have no kernel
-here: torch computes them without quantising the activations.
+They call `tunedgemm.fused_moe`, and refuse smooth scales and 4-bit weights of 32-bit words.
 """
 
 from __future__ import annotations
@@ -9,18 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-
 import tunedgemm
-from tunedgemm.errors import OperandError
-from tunedgemm.integrations.aiter.moe_reference import torch_moe, torch_moe_tkw1
-from tunedgemm.integrations.aiter.operands import shuffled
-from tunedgemm.ops.formats.int4 import INT4
-from tunedgemm.ops.formats.shuffle import ShuffledWeight, plain_weight, unshuffle_weight
-from tunedgemm.ops.moe_words import ActivationType, QuantType, quant_word
-from tunedgemm.ops.scale_order import SHUFFLED
+from tunedgemm import ActivationType, QuantType, ShuffledWeight
+from tunedgemm.integration import OperandError, quant_word
 
-#: The eight 4-bit values of a 32-bit word in the order of AITER's kernels, lowest bits first.
-_NIBBLES = (0, 2, 4, 6, 1, 3, 5, 7)
+from tunedgemm_aiter_names.operands import SHUFFLED, shuffled
+
+_INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # not in the stubs
 
 
 def fused_moe(
@@ -41,7 +35,7 @@ def fused_moe(
     unless one of both has the type `ShuffledWeight` or AITER's mark ``is_shuffled``; their scales
     are shuffled either way.
     """
-    e8m0 = quant_word(quant_type) == "per_1x32" and w1.dtype is not INT4
+    e8m0 = quant_word(quant_type) == "per_1x32" and w1.dtype is not _INT4
     if not e8m0 or any(isinstance(weight, ShuffledWeight) or getattr(weight, "is_shuffled", False) is True for weight in (w1, w2)):
         w1, w2 = shuffled(w1), shuffled(w2)
     order = {"scale_order": SHUFFLED} if e8m0 else {}
@@ -71,18 +65,14 @@ def asm_moe(
     Args:
         fc1_scale, fc2_scale: one a row, or of 128x128 blocks with that *block_shape*; None for
             16-bit weights.
-        fc1_smooth_scale, fc2_smooth_scale: [E, model_dim] and [E, inter_dim], of each stage's
-            input.
-        a16: keep activations in 16 bits.
+        fc1_smooth_scale, fc2_smooth_scale, a16: refused with fc1_scale, as 32-bit words are.
         per_tensor_quant_scale: one value, of the hidden states.
         local_expert_hash: not used: expert_mask has it.
     """
     del local_expert_hash
     routing = (topk_weight, topk_ids)
-    if fc1_scale is not None and (a16 or fc1_smooth_scale is not None or w1.element_size() == 4):
-        weights = (_plain(w1), _plain(w2))
-        scales = (fc1_scale, fc2_scale, fc1_smooth_scale, fc2_smooth_scale)
-        return torch_moe(hidden_states, *weights, *routing, *scales, expert_mask, activation)
+    if fc1_scale is not None:
+        _refuse("asm_moe", w1, fc1_smooth_scale, fc2_smooth_scale, a16=a16)
     kind = QuantType.No if fc1_scale is None else QuantType.per_Token
     if block_shape is not None:
         if tuple(block_shape) != (128, 128):
@@ -111,9 +101,7 @@ def asm_moe_tkw1(
     """Compute `asm_moe` by token with the routing weights multiplied into stage 1's product."""
     del per_tensor_quant_scale
     routing = (topk_weight, topk_ids)
-    if a16 or fc1_smooth_scale is not None:
-        scales = (fc1_scale, fc2_scale, fc1_smooth_scale, fc2_smooth_scale)
-        return torch_moe_tkw1(hidden_states, _plain(w1), _plain(w2), *routing, *scales, expert_mask, activation)
+    _refuse("asm_moe_tkw1", w1, fc1_smooth_scale, fc2_smooth_scale, a16=a16)
     return fused_moe(hidden_states, w1, w2, *routing, expert_mask, activation, QuantType.per_Token, True, fc1_scale, fc2_scale)
 
 
@@ -174,8 +162,7 @@ def fused_moe_dp_share_expert(
     """Compute shared experts, all with the weight 1, of a rank's part of the tokens.
 
     Args:
-        a1_scale, a2_scale: smooth scales [E, 1, model_dim] and [E, 1, inter_dim] for per_Token,
-            else those of `fused_moe`.
+        a1_scale, a2_scale: those of `fused_moe`; for per_Token they are smooth scales, and refused.
         moe_buf: to which the result is added.
 
     Returns:
@@ -188,52 +175,25 @@ def fused_moe_dp_share_expert(
     part, experts = hidden_states[start:end].contiguous(), len(w1)
     ids = torch.arange(experts, dtype=torch.int32, device=part.device).expand(len(part), -1).contiguous()
     weights = torch.ones(ids.shape, dtype=torch.float32, device=part.device)
-    if a1_scale is not None and quant_word(quant_type) == "per_Token":
-        function = torch_moe_tkw1 if doweight_stage1 else torch_moe
-        result = function(part, _plain(w1), _plain(w2), weights, ids, w1_scale, w2_scale, a1_scale, a2_scale, expert_mask, activation)
-    else:
-        result = fused_moe(
-            part, shuffled(w1), shuffled(w2), weights, ids, expert_mask, activation, quant_type, doweight_stage1, w1_scale, w2_scale,
-            a1_scale, a2_scale, block_size_M, num_local_tokens, moe_sorting_dispatch_policy, dtype,
-        )  # fmt: skip
-    out[start:end] += result
+    if quant_word(quant_type) == "per_Token":
+        _refuse("fused_moe_dp_share_expert", w1, a1_scale, a2_scale)
+    out[start:end] += fused_moe(
+        part, shuffled(w1), shuffled(w2), weights, ids, expert_mask, activation, quant_type, doweight_stage1, w1_scale, w2_scale,
+        a1_scale, a2_scale, block_size_M, num_local_tokens, moe_sorting_dispatch_policy, dtype,
+    )  # fmt: skip
     return out
 
 
-def convert_int8_to_uint32_int4(tensor: torch.Tensor) -> torch.Tensor:
-    """Pack int8 values [..., K] of -8 to 7 into 32-bit words [..., K/8], the first in the lowest bits.
-
-    A shuffled weight gives its bytes in their order.
+def _refuse(name: str, w1: torch.Tensor, *smooth: torch.Tensor | None, a16: bool = False) -> None:
+    """Refuse what kernels of AITER's alone compute.
 
     Raises:
-        OperandError: the values are not int8, or 8 does not divide K.
+        OperandError: smooth scales, 16-bit activations with scales, or weights in 32-bit words.
     """
-    tensor = plain_weight(tensor)
-    if tensor.dtype is not torch.int8 or tensor.shape[-1] % 8:
-        raise OperandError(f"eight int8 values make a word: K must be a multiple of 8 (got {tuple(tensor.shape)} {tensor.dtype})")
-    return _words((tensor & 15).to(torch.int32).unflatten(-1, (-1, 8)))
-
-
-def rearrange_4bit_elements(tensor: torch.Tensor) -> torch.Tensor:
-    """Put the values of each 32-bit word in the order that AITER's kernels unpack."""
-    values = torch.stack([(tensor.view(torch.int32) >> 4 * place) & 15 for place in range(8)], -1)
-    return _words(values[..., list(_NIBBLES)])
-
-
-def _words(values: torch.Tensor) -> torch.Tensor:
-    """Return [...] words of eight 4-bit values [..., 8], the first in the lowest bits."""
-    shifts = torch.arange(0, 32, 4, device=values.device)
-    return (values.long() << shifts).sum(-1).to(torch.int32).view(torch.uint32)
-
-
-def _plain(weight: torch.Tensor) -> torch.Tensor:
-    """Return weights in order, a value an element, of shuffled ones; words hold 4-bit values."""
-    weight = unshuffle_weight(shuffled(weight))
-    if weight.element_size() < 4:
-        return weight
-    order = torch.tensor(_NIBBLES, device=weight.device).argsort()
-    values = torch.stack([(weight.view(torch.int32) >> 4 * int(place)) & 15 for place in order.tolist()], -1)
-    return (values - 16 * (values > 7).to(torch.int32)).to(torch.int8).flatten(-2)
+    is_smooth = any(scale is not None for scale in smooth)
+    if a16 or is_smooth or w1.element_size() == 4:
+        got = f"a16={a16}, {w1.dtype}, {'smooth' if is_smooth else 'no smooth'} scales"
+        raise OperandError(f"{name}: smooth scales, a16 and 32-bit words have no kernel (got {got}); install AITER for them")
 
 
 def _given(hidden: torch.Tensor, w1: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:

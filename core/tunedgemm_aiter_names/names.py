@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 NAME = "aiter"
-_GEMM, _QUANTISE, _DTYPE, _DEVICE, _BASIC, _BATCH, _FUSE, _MOE, _TORCH_MOE, _EXPERTS = (
-    f"tunedgemm.integrations.aiter.{module}"
+_GEMM, _QUANTISE, _DTYPE, _DEVICE, _BASIC, _BATCH, _FUSE, _MOE, _EXPERTS = (
+    f"tunedgemm_aiter_names.{module}"
     for module in (
         *("gemm", "quant", "dtypes", "device", "triton_basic", "triton_batched", "triton_fused"),
-        *("moe", "moe_reference", "moe_entries"),
+        *("moe", "moe_entries"),
     )
 )
 #: Stands for the installed plugins: a name is that of the first whose package has it.
@@ -40,8 +40,8 @@ _A16W16 = _alias(_GEMM, "gemm_a16w16_asm")
 _A4W4 = _alias(_GEMM, "gemm_a4w4", "gemm_a4w4_asm", "gemm_a4w4_blockscale")
 _SKINNY = _alias(_GEMM, "LLMM1", "wvSpltK", "wvSplitKQ", wv_splitk_small_fp16_bf16="wvSpltK")
 _ENUMS = _alias("tunedgemm", "ActivationType", "QuantType")
-_INT4 = "tunedgemm.ops.formats.int4"
-_ORDER = "tunedgemm.integrations.aiter.shuffle"
+_INT4 = "tunedgemm.integration"
+_ORDER = "tunedgemm_aiter_names.shuffle"
 _SHUFFLE = {
     **_alias("tunedgemm", "shuffle_weight"),
     **_alias(_ORDER, "moe_shuffle_scale", "moe_shuffle_weight", "shuffle_scale", "shuffle_scale_a16w4"),
@@ -64,8 +64,7 @@ _QUANT = {
     **_alias(_QUANTISE, "per_1x32_f8_scale_f8_quant"),
     **_alias(_INT4, "per_1x32_i4_quant"),
 }
-_REFERENCES = _alias(_TORCH_MOE, "torch_moe", "get_inter_dim")
-_AROUND_MOE = _alias(_MOE, "BLOCK_SIZE_M", "get_block_size_M", "nextPow2")
+_AROUND_MOE = _alias(_MOE, "BLOCK_SIZE_M", "get_block_size_M", "get_inter_dim", "nextPow2")
 _DTYPES = {
     **_alias("torch", bf16="bfloat16", fp16="float16", fp32="float32", i4x2="int4", fp4x2="float4_e2m1fn_x2", fp8_e8m0="float8_e8m0fnu"),
     **_alias("torch", **{f"{sign}{bits}": f"{word}{bits}" for sign, word in (("i", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)}),
@@ -134,17 +133,16 @@ SERVED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "aiter.tuned_gemm": {**_TUNED, **_LOGGER, **_alias(_GEMM, **_BY_BACKEND)},
     "aiter.fused_moe": {
-        **_alias(_EXPERTS, "fused_moe"), **_REFERENCES, **_AROUND_MOE,
+        **_alias(_EXPERTS, "fused_moe"), **_AROUND_MOE,
         **_alias(_MOE, "GateMode", "MOEMetadata", "fused_topk", "get_2stage_cfgs", "get_padded_M", "get_topk_valid_mask", "moe_sorting"),
     },
     "aiter.fused_moe_bf16_asm": {
         **_alias(_EXPERTS, "asm_moe", "asm_moe_tkw1", "ck_moe_2stages", "get_block_size"),
-        **_alias(_TORCH_MOE, "torch_moe", "torch_moe_tkw1"), **_alias(_MOE, "BLOCK_SIZE_M", "fused_topk", "moe_sorting_ck"),
+        **_alias(_MOE, "BLOCK_SIZE_M", "fused_topk", "moe_sorting_ck"),
     },
     "aiter.fused_moe_dp_shared_expert": {
-        **_alias(_EXPERTS, "fused_moe_dp_share_expert", "get_dp_shared_expert_token_range"), **_REFERENCES, **_AROUND_MOE,
+        **_alias(_EXPERTS, "fused_moe_dp_share_expert", "get_dp_shared_expert_token_range"), **_AROUND_MOE,
     },
-    "aiter.int4_utils": _alias(_EXPERTS, "convert_int8_to_uint32_int4", "rearrange_4bit_elements"),
     "aiter.jit": {},
     "aiter.jit.core": {**_LOGGER, **_alias(_DEVICE, "AITER_CONFIGS", "AITER_LOG_TUNED_CONFIG")},
     "aiter.jit.utils": {},

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
-
 import tunedgemm
-from tunedgemm.errors import OperandError
-from tunedgemm.ops.formats.scales import ONE, plain_bytes
-from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled
+from torch import Tensor
+from tunedgemm import ShuffledScale, ShuffledWeight, as_shuffled
+from tunedgemm.integration import OperandError, plain_bytes
+
+#: Orders of e8m0 scales: row-major, and that of AITER's kernels.
+ROW, SHUFFLED = "row", ShuffledScale.scale_order
+#: The byte of the scale 1.
+_ONE = 127
 
 
 def shuffled(weight: Tensor) -> Tensor:
@@ -31,7 +34,7 @@ def whole_scale(scale: Tensor, k: int) -> Tensor:
         raise OperandError(f"shuffled scales have a multiple of 32 rows of {groups} (got {tuple(scale.shape)}); shuffle_scale(s)")
     rows = plain_bytes(scale).reshape(-1, groups).view(torch.uint8)
     # The order is one of 32 rows each, so that further rows go behind.
-    return torch.nn.functional.pad(rows, (0, 0, 0, -rows.shape[0] % 256), value=ONE)
+    return torch.nn.functional.pad(rows, (0, 0, 0, -rows.shape[0] % 256), value=_ONE)
 
 
 def of_rows(w: Tensor, k: int) -> Tensor:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-
-from tunedgemm.errors import OperandError, UserError
+from tunedgemm.integration import OperandError
+from tunedgemm.plugin import UserError
 
 
 def output_dtype(y: Tensor | None, dtype: Any = None) -> torch.dtype:

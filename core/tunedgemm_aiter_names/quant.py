@@ -7,17 +7,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
-
 import tunedgemm
-from tunedgemm.errors import OperandError, UserError
-from tunedgemm.integrations.aiter import dtypes
-from tunedgemm.integrations.aiter.shuffle import shuffle_scale_a16w4, shuffle_weight_a16w4
-from tunedgemm.ops.formats.mxfp4 import FP4
-from tunedgemm.ops.formats.mxfp8 import per_1x32_f8_quant
-from tunedgemm.ops.formats.scales import E8M0, shuffle_scale
+from torch import Tensor
+from tunedgemm.integration import OperandError, per_1x32_f8_quant
+from tunedgemm.plugin import UserError
+
+from tunedgemm_aiter_names import dtypes
+from tunedgemm_aiter_names.shuffle import shuffle_scale_a16w4, shuffle_weight_a16w4
 
 Quantised = tuple[Tensor, Tensor | None]
+E8M0, FP4 = torch.float8_e8m0fnu, torch.float4_e2m1fn_x2
 #: AITER's number for scales of amax rounded to the nearest fp4.
 _EVEN = 2
 
@@ -227,7 +226,7 @@ def per_1x32_f8_scale_f8_quant(
     powers = powers.reshape(-1, powers.shape[-1])
     if (scale_type or torch.float32) is not E8M0:
         return q, powers.to(torch.float32)
-    return q, shuffle_scale(powers) if shuffle else powers
+    return q, tunedgemm.shuffle_scale(powers) if shuffle else powers
 
 
 _FUNCTIONS: Mapping[str, Callable[..., Quantised]] = {

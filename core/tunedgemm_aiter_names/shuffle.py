@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import torch
-
 import tunedgemm
-from tunedgemm.errors import OperandError
-from tunedgemm.ops.formats.shuffle import alternated, shuffle_weight
-from tunedgemm.ops.layout import Order, name_of
-from tunedgemm.ops.moe_options import gate_block
+from tunedgemm.integration import OperandError, Order, alternated, gate_block, name_of
 
 #: Rows of a tile of shuffled scales.
 _TILE = 32
@@ -46,7 +42,7 @@ def shuffle_weight_NK(x: torch.Tensor, inst_N: int, inst_K: int, use_int4: bool 
         )
     if x.shape[-1] % inst_K:
         raise OperandError(f"shuffle_weight_NK: K must be divisible by {inst_K} (got {x.shape[-1]})")
-    return shuffle_weight(x, name_of(Order(inst_N, inst_K // (64 // inst_N) * x.element_size(), inst_K)))
+    return tunedgemm.shuffle_weight(x, name_of(Order(inst_N, inst_K // (64 // inst_N) * x.element_size(), inst_K)))
 
 
 def shuffle_scale(

@@ -12,7 +12,7 @@ import linecache
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tunedgemm.integrations.aiter.outputs import output_dtype, written
+from tunedgemm_aiter_names.outputs import output_dtype, written
 
 #: What an argument means, as our products name it, and AITER's spellings.
 _SPELLINGS = {

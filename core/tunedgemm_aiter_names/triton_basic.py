@@ -9,14 +9,13 @@ rounds nothing.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
-
 import tunedgemm
-from tunedgemm.integrations.aiter.operands import as_float, in_rows, of_rows, plain_rows, whole_scale
-from tunedgemm.integrations.aiter.outputs import activated, float_dtype
-from tunedgemm.integrations.aiter.signatures import functions
-from tunedgemm.ops.formats.shuffle import ShuffledWeight
-from tunedgemm.ops.scale_order import ROW, SHUFFLED
+from torch import Tensor
+from tunedgemm import ShuffledWeight
+
+from tunedgemm_aiter_names.operands import ROW, SHUFFLED, as_float, in_rows, of_rows, plain_rows, whole_scale
+from tunedgemm_aiter_names.outputs import activated, float_dtype
+from tunedgemm_aiter_names.signatures import functions
 
 FP8 = torch.float8_e4m3fn
 FP8_E5M2 = (torch.float8_e5m2, torch.float8_e5m2fnuz)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
-
 import tunedgemm
-from tunedgemm.errors import OperandError
-from tunedgemm.integrations.aiter.gemm import batched_a8w8, batched_bf16
-from tunedgemm.integrations.aiter.signatures import functions
+from torch import Tensor
+from tunedgemm.integration import OperandError
+
+from tunedgemm_aiter_names.gemm import batched_a8w8, batched_bf16
+from tunedgemm_aiter_names.signatures import functions
 
 
 def batched_a16wfp4(

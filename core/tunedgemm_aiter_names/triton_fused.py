@@ -8,12 +8,12 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+import tunedgemm
 from torch import Tensor
 
-import tunedgemm
-from tunedgemm.integrations.aiter import triton_basic as basic
-from tunedgemm.integrations.aiter.outputs import output_dtype, written
-from tunedgemm.integrations.aiter.signatures import Product, functions
+from tunedgemm_aiter_names import triton_basic as basic
+from tunedgemm_aiter_names.outputs import output_dtype, written
+from tunedgemm_aiter_names.signatures import Product, functions
 
 
 def feed_forward(

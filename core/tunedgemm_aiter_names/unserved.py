@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
-from tunedgemm.integrations.aiter.names import NAME
+from tunedgemm_aiter_names.names import NAME
 
 #: What AITER defines for itself: fakes for its tracing, implementations below its operators.
 INTERNAL = ("gen_*", "*_fake", "*_fake_tensor", "*_fake_tensors", "*_", "*_custom_op", "*_custom_op_core", "aiter_lib", "this_dir")
@@ -15,7 +15,7 @@ _TUNER = "`tunedgemm tune`"
 _GFX1250 = "formats of gfx1250 alone"
 _MOE = "stages and sorting of one kernel: `fused_moe` has them inside"
 _BUILD = "AITER's builds: a plugin compiles what a row needs"
-_REFERENCE = "a reference of AITER's tests: `torch_moe` is served"
+_REFERENCE = "a reference of AITER's tests"
 _QUANT = "writes the layouts of one kernel; `get_hip_quant` returns a function of tensors"
 #: Served functions whose arguments are not AITER's -> how they differ.
 DIFFERENT: Mapping[str, str] = {
@@ -56,7 +56,7 @@ REASONS: Mapping[str, str] = {
     "aiter.ops.triton.gemm*:set_use_gemm_splitk_bf16": "K is split by the row in use",
     "aiter.ops.triton.gemm*:get_splitk": "K is split by the row in use",
     "*:fused_gemm_a16w16_quant_x": "quantises to mxfp8, a format without an op",
-    "aiter.fused_moe*:torch_moe_*": _REFERENCE,
+    "aiter.fused_moe*:torch_moe*": _REFERENCE,
     "aiter.fused_moe:swiglu": _REFERENCE,
     "aiter.fused_moe:situv2": _REFERENCE,
     "aiter.ops.triton.moe*:*": _MOE,

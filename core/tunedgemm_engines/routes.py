@@ -2,7 +2,7 @@
 
 A route serves all layers of one shape (op, N, K, dtypes, scales). Both sides take the same
 operands in the engine's own order, so a layer keeps the weights and the quantised activations that
-the engine made. `compare` times both sides on the layers of the loaded model. Linear layers are one
+the engine made. `gains.compare` times both sides on the layers of the loaded model. Linear layers are one
 op in compiled graphs, `product`; experts are inside an op of vLLM's (`vllm_experts`).
 """
 
@@ -14,17 +14,12 @@ from typing import Any
 
 import attrs
 import torch
+from tunedgemm import dispatcher
+from tunedgemm.integration import define_op, equivalent_orders, logger, plain, with_order
+from tunedgemm.plugin import Device, Shape, device_of
 
-from tunedgemm.device import Device, device_of
-from tunedgemm.dispatch.tuned_gemm import dispatcher
-from tunedgemm.integrations.engine_rows import routing, untuned_sizes
-from tunedgemm.integrations.engine_scales import TELLING_ROWS, at_m, explain_row, is_served
-from tunedgemm.integrations.engine_start import described
-from tunedgemm.integrations.engine_timing import Arms, faster
-from tunedgemm.integrations.torch_compile import define_op, plain
-from tunedgemm.ops.scale_order import equivalent_orders, with_order
-from tunedgemm.shape import Shape
-from tunedgemm.text.printable import logger
+from tunedgemm_engines.scales import TELLING_ROWS, at_m, explain_row, is_served
+from tunedgemm_engines.start import described
 
 #: A function of a layer's operands. For a linear layer: x, weight [N, K], scales of x, scales of
 #: the weight, bias; the last three may be None.
@@ -215,57 +210,6 @@ def add_layer(route: Route, module: Any, name: str = "") -> Route:
 def adds_bias(layer: Any) -> bool:
     """Return whether a layer adds its bias itself."""
     return getattr(layer, "bias", None) is not None and not getattr(layer, "skip_bias_add", False)
-
-
-def compare(seconds: float, gains: dict[str, float]) -> None:
-    """Time every row of every route against the engine's kernel on the model's weights.
-
-    Rows come before untuned kernels, and the smallest M first. What is not reached waits for the
-    next start, and the engine's kernel serves its M.
-
-    Args:
-        seconds: the longest that measuring takes; with 0 nothing is timed, and every row serves.
-        gains: gains of earlier starts, by route and M; those of this start are added, without
-            failures.
-    """
-    sides: list[tuple[bool, int, Route]] = []
-    for route in routes.values():
-        route.calls.clear()
-        route.failures.clear()
-        route.waiting = None
-        route.compared = seconds > 0 and route.theirs is not None and route.device.type == "cuda"
-        route.untuned = frozenset()
-        if route.compared:
-            with routing(f"a layer with {route.shape}"):
-                device = device_of(route.device.index or 0)
-                rows, route.untuned = rows_of(route.shape, device), frozenset(untuned_sizes(route.shape, device))
-                sides += [(False, m, route) for m in rows] + [(True, m, route) for m in route.untuned]
-    arms: Arms | None = None
-    for is_untuned, m, route in sorted(sides, key=lambda side: side[:2]):
-        name = f"{route.name} M={m}" + " untuned" * is_untuned
-        gain = gains.get(name)
-        if gain is None:
-            arms = arms or Arms(seconds)
-            if arms.spent:
-                continue
-            gain = _measured(arms, route, m)
-            if gain is not None and gain > 0:  # other outputs may be those of one start alone
-                gains[name] = gain
-        if gain is not None:
-            route.verdicts[m] = gain
-
-
-def _measured(arms: Arms, route: Route, m: int) -> float | None:
-    """Time a route at M rows; return None if no layer is left, or a kernel failed, which may be temporary."""
-    layers = [layer for layer in (ref() for ref in route.layers.values()) if layer is not None]
-    if not layers or route.theirs is None:
-        return None
-    try:
-        inputs = route.inputs(m)
-        return faster(arms, route.ours, route.theirs, [route.operands(inputs, layer) for layer in layers], route.tolerance)
-    except Exception as error:  # a kernel may raise anything, the engine's too
-        route.fail(m, error)
-        return None
 
 
 def end_warm_up(device: Device) -> None:

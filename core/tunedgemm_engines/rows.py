@@ -10,13 +10,15 @@ import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tunedgemm.integrations.engine_start import described
-from tunedgemm.ops.scale_order import M_MAJOR, with_order
-from tunedgemm.shape import Shape
+from tunedgemm import dispatcher
+from tunedgemm.integration import current_device, offers, with_order
+from tunedgemm.plugin import Device, Shape, device_of
+
+from tunedgemm_engines.scales import M_MAJOR, at_m
+from tunedgemm_engines.start import described
 
 if TYPE_CHECKING:
-    from tunedgemm.device import Device
-    from tunedgemm.table.lookup import Table
+    from tunedgemm.tools import Table
 
 #: M at which a backend may serve a layer untuned: the sizes of an engine's small graphs. At others,
 #: as in prefill, choosing and binding a kernel takes longer than it saves.
@@ -38,9 +40,6 @@ def unserved_reason(op: str, n: int, k: int, *, scale: str = "none", dtype: str 
         dtype: prefix of its operands' dtype.
         layer: name of the layer, for `unrouted`.
     """
-    from tunedgemm.device import current_device
-    from tunedgemm.dispatch.tuned_gemm import dispatcher
-
     try:
         op_dispatcher = dispatcher(op)
         if op_dispatcher.settings.capture or op_dispatcher.on_miss is not None:
@@ -62,10 +61,6 @@ def unserved_reason(op: str, n: int, k: int, *, scale: str = "none", dtype: str 
 
 def untuned_sizes(shape: Shape, device: Device) -> list[int]:
     """List the M of `UNTUNED_M` at which no row serves a shape and a backend would serve it untuned."""
-    from tunedgemm.dispatch.choice import offers
-    from tunedgemm.dispatch.tuned_gemm import dispatcher
-    from tunedgemm.integrations.engine_scales import at_m
-
     op_dispatcher = dispatcher(shape.op)
     table, registry, libtypes = op_dispatcher.table, op_dispatcher.registry, op_dispatcher.settings.untuned
     return [m for m in UNTUNED_M if next(offers(at_m(shape, m), device, table, registry, libtypes)).origin == "heuristic"]
@@ -101,8 +96,6 @@ def unrouted(engine: str = "vLLM") -> list[str]:
 @functools.lru_cache(maxsize=16)
 def _weights(table: Table, index: int) -> dict[tuple[int, int], set[tuple[str, str]]]:
     """Map (N, K) of a table's rows to their (dtype, kind of scales), for models with hundreds of layers."""
-    from tunedgemm.device import device_of
-
     weights: dict[tuple[int, int], set[tuple[str, str]]] = {}
     for row in table.rows_for(device_of(index)):
         weights.setdefault((row.shape.n, row.shape.k), set()).add((row.shape.dtype, row.shape.scale))

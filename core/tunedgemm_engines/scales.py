@@ -11,15 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from tunedgemm import dispatcher
+from tunedgemm.integration import OperandError, field_of, order_of, with_order
+from tunedgemm.plugin import Device, Shape, device_of
+from tunedgemm.tools import scale_order
 
-from tunedgemm.device import Device, device_of
-from tunedgemm.dispatch.choice import Explanation
-from tunedgemm.dispatch.dispatcher import Dispatcher
-from tunedgemm.dispatch.tuned_gemm import dispatcher
-from tunedgemm.errors import OperandError
-from tunedgemm.ops.scale_order import M_MAJOR, ROW, field_of, order_of, scale_order, with_order
-from tunedgemm.shape import Shape
-
+#: Orders of scales, by their words in tables.
+ROW, M_MAJOR = "row", "m_major"
 #: Rows of x that tell all orders apart: more than one, and no multiple of four.
 TELLING_ROWS = 5
 
@@ -62,7 +60,7 @@ def at_m(shape: Shape, m: int) -> Shape:
     return other if field_of(other) == ROW else with_order(other, scale_order(other))
 
 
-def explain_row(op_dispatcher: Dispatcher, shape: Shape, device: Device) -> Explanation:
+def explain_row(op_dispatcher: Any, shape: Shape, device: Device) -> Any:
     """Explain what serves a shape; where no row does, what serves it with row-major scales, if a row does."""
     explanation = op_dispatcher.explain(shape, device)
     if is_served(explanation) or field_of(shape) == ROW:
@@ -71,9 +69,9 @@ def explain_row(op_dispatcher: Dispatcher, shape: Shape, device: Device) -> Expl
     return copied if is_served(copied) else explanation
 
 
-def is_served(explanation: Explanation) -> bool:
+def is_served(explanation: Any) -> bool:
     """Return whether a row serves, with or without its bias."""
-    return explanation.offer.origin in ("table", "unbiased") and not explanation.refused
+    return bool(explanation.offer.origin in ("table", "unbiased") and not explanation.refused)
 
 
 def scales_for_rows(shape: Shape) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from tunedgemm.integration import Engine, logger, read_switch
 
-from tunedgemm.integrations.engine_start import compare_remembered, fingerprint, is_supported_version, read_switch, spared
-from tunedgemm.text.printable import logger
+from tunedgemm_engines.start import fingerprint, is_supported_version, spared, unknown_version
 
 # Routing modules are imported late: SGLang loads this module in all its processes, on or off.
 
@@ -50,7 +50,7 @@ def _install() -> None:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from tunedgemm.integrations import sglang_fp8, sglang_layers
+    from tunedgemm_engines import sglang_fp8, sglang_layers
 
     around: dict[str, Callable[..., Any]] = {f"{_RUNNER}.load_model": _load_model, f"{_RUNNER}.init_cuda_graphs": _init_cuda_graphs}
     for target, hook in (around | sglang_layers.HOOKS | sglang_fp8.HOOKS).items():
@@ -72,7 +72,8 @@ def _load_model(theirs: Callable[..., Any], runner: Any, *arguments: Any, **name
         return result
     import sglang
 
-    from tunedgemm.integrations.sglang_layers import route_layers
+    from tunedgemm_engines.gains import compare_remembered
+    from tunedgemm_engines.sglang_layers import route_layers
 
     with spared(_log, "routing layers"):
         route_layers(runner.model, runner.dtype)
@@ -83,9 +84,10 @@ def _load_model(theirs: Callable[..., Any], runner: Any, *arguments: Any, **name
 def _init_cuda_graphs(theirs: Callable[..., Any], runner: Any, *arguments: Any, **named: Any) -> Any:
     """Capture the graphs, then log which layers go through tables."""
     result = theirs(runner, *arguments, **named)
-    from tunedgemm.device import current_device
-    from tunedgemm.integrations.engine_routes import end_warm_up, summary
-    from tunedgemm.integrations.engine_rows import unrouted
+    from tunedgemm.integration import current_device
+
+    from tunedgemm_engines.routes import end_warm_up, summary
+    from tunedgemm_engines.rows import unrouted
 
     with spared(_log, "summing up the routes"):
         sizes = getattr(getattr(runner, "decode_cuda_graph_runner", None), "capture_bs", None) or [1]
@@ -94,3 +96,10 @@ def _init_cuda_graphs(theirs: Callable[..., Any], runner: Any, *arguments: Any, 
     with spared(_log, "ending the warm-up"):
         end_warm_up(current_device())
     return result
+
+
+#: What `tunedgemm doctor` asks.
+ENGINE = Engine(
+    "SGLang", "sglang", "sglang.srt.plugins", "SGLANG_PLUGINS", VARIABLE,
+    lambda _switch, version, _on_cpu: unknown_version("SGLang", version, KNOWN),
+)  # fmt: skip

@@ -13,15 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-
 from tunedgemm import gemm_a8w8, gemm_a8w8_blockscale
-from tunedgemm.dtype import short_dtype
-from tunedgemm.integrations.engine_routes import Route, add_layer, adds_bias, product
-from tunedgemm.integrations.engine_rows import record_unrouted, unserved_reason
-from tunedgemm.integrations.engine_scales import TELLING_ROWS, is_one_a_row, known_order, one_a_row, scales_for_rows
-from tunedgemm.integrations.torch_compile import plain
-from tunedgemm.ops.scale_order import with_order
-from tunedgemm.shape import Shape
+from tunedgemm.integration import plain, with_order
+from tunedgemm.plugin import Shape
+from tunedgemm.tools import short_dtype
+
+from tunedgemm_engines.routes import Route, add_layer, adds_bias, product
+from tunedgemm_engines.rows import record_unrouted, unserved_reason
+from tunedgemm_engines.scales import TELLING_ROWS, is_one_a_row, known_order, one_a_row, scales_for_rows
 
 _UTILS = "sglang.srt.layers.quantization.fp8_utils"
 #: Products with scales of tokens and channels, which SGLang has on CUDA alone; with scales of

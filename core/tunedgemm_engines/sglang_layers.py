@@ -8,14 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from tunedgemm import linear
+from tunedgemm.integration import plain
+from tunedgemm.plugin import Shape
+from tunedgemm.tools import short_dtype
 
-from tunedgemm.dtype import short_dtype
-from tunedgemm.integrations.engine_routes import Route, add_layer, adds_bias, product
-from tunedgemm.integrations.engine_rows import record_unrouted, routing, unserved_reason
-from tunedgemm.integrations.linear import linear
-from tunedgemm.integrations.sglang_fp8 import original_of, route_fp8
-from tunedgemm.integrations.torch_compile import plain
-from tunedgemm.shape import Shape
+from tunedgemm_engines.routes import Route, add_layer, adds_bias, product
+from tunedgemm_engines.rows import record_unrouted, routing, unserved_reason
+from tunedgemm_engines.sglang_fp8 import original_of, route_fp8
 
 _METHODS = "sglang.srt.layers.quantization.unquant"
 _APPLY = f"{_METHODS}.UnquantizedLinearMethod.apply"

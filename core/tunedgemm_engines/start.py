@@ -1,4 +1,4 @@
-"""Start-up of an engine's plugin: its switch, the engine's version, and gains of earlier starts.
+"""Start-up of an engine's plugin: the engine's version, steps that may fail, and the tables' digest.
 
 An engine's start-up calls the plugin at many places. Whatever fails there, `spared` keeps the
 engine going.
@@ -8,24 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 from collections.abc import Iterator
 
-from tunedgemm.errors import UserError
-from tunedgemm.process.variables import read
-from tunedgemm.text.printable import printable_line
+from tunedgemm.integration import printable_line
+from tunedgemm.plugin import UserError
 
 #: Longest description of an error: a compiler's has thousands of lines.
 _LONGEST = 300
-
-# Routing modules are imported late: an engine loads its plugin in all its processes, on or off.
-
-
-def read_switch(variable: str) -> str:
-    """Return what the variable that switches a plugin on says: "" for off, "1" for on, or its other word."""
-    value = read(variable)
-    return value if isinstance(value, str) else "1" if value else ""
 
 
 def unknown_version(engine: str, version: str, supported: tuple[tuple[int, ...], tuple[int, ...]]) -> str:
@@ -62,9 +52,8 @@ def fingerprint(switch: str) -> str:
     """Digest the choice of kernels: version, switch, plugins, tables, and whether shapes are captured."""
     from importlib.metadata import entry_points
 
-    from tunedgemm import __version__
-    from tunedgemm.dispatch.tuned_gemm import dispatcher
-    from tunedgemm.ops import ops
+    from tunedgemm import __version__, dispatcher
+    from tunedgemm.tools import ops
 
     parts = [__version__, switch]
     parts += sorted(f"{point.name} {point.dist and point.dist.version}" for point in entry_points(group="tunedgemm.backends"))
@@ -77,32 +66,3 @@ def fingerprint(switch: str) -> str:
         except Exception as error:  # a plugin may raise anything
             parts.append(str(error))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:10]
-
-
-def compare_remembered(log: logging.Logger, engine: str, variable: str, digest: str) -> None:
-    """Time the rows of all routes against the engine's kernels, except those timed by an earlier start.
-
-    Args:
-        log: the engine's.
-        engine: the engine's name and version.
-        variable: the environment variable with the longest time in seconds.
-        digest: `fingerprint` of the tables.
-    """
-    import torch
-
-    from tunedgemm.backends.artifact import artifact
-    from tunedgemm.device import current_device
-    from tunedgemm.integrations.engine_routes import compare
-    from tunedgemm.tuner.trial import MEASURE
-
-    seconds = float(read(variable))
-    key = f"gains {MEASURE} {engine} {torch.__version__} {current_device()} {digest}"
-    gains: dict[str, float] = {}
-    with spared(log, "reading the gains of earlier starts"):
-        gains |= json.loads(artifact(key, lambda: b"{}"))
-    before = len(gains)
-    with spared(log, "timing the rows against the engine's kernels"):
-        compare(seconds, gains)
-    if len(gains) > before:
-        with spared(log, "keeping the gains for the next start"):
-            artifact(key, json.dumps(gains).encode, fresh=True)

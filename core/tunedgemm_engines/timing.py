@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-
-from tunedgemm.tuner.workload import touch
+from tunedgemm.integration import touch
 
 #: Rounds of one comparison, and the fewest bytes of weights in one graph: three times the largest
 #: L2 (60 MB).

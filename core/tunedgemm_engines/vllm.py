@@ -19,12 +19,10 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
+from tunedgemm.integration import Engine, logger, read, read_switch
 
-from tunedgemm.integrations.engine_rows import record_unrouted, routing, unserved_reason
-from tunedgemm.integrations.engine_start import compare_remembered, fingerprint, read_switch, spared, unknown_version
-from tunedgemm.integrations.vllm_backend import LAYERS, TAKES_NAME, offer_name, other_names, with_named
-from tunedgemm.process.variables import read
-from tunedgemm.text.printable import logger
+from tunedgemm_engines.start import fingerprint, spared, unknown_version
+from tunedgemm_engines.vllm_backend import LAYERS, TAKES_NAME, offer_name, other_names, with_named
 
 # Routing modules are imported late: vLLM loads this module in all its processes, on or off.
 
@@ -92,7 +90,7 @@ def _install(switch: str, layers: Collection[str]) -> None:
         layer_kind = f"{', '.join(kinds)} layers"
         try:
             if wanted:
-                importlib.import_module(f"tunedgemm.integrations.{module_name}").install(wanted)
+                importlib.import_module(f"tunedgemm_engines.{module_name}").install(wanted)
         except Exception as error:
             _log.warning("tunedgemm: %s keep vLLM's kernels: this vLLM has another interface (%s)", layer_kind, error)
     warm = CPU_WARM if _on_cpu() else WARM
@@ -163,7 +161,8 @@ def _after_loading(theirs: Callable[..., None]) -> Callable[..., None]:
         theirs(*arguments, **named)
         import vllm
 
-        from tunedgemm.integrations.vllm_experts import route_experts
+        from tunedgemm_engines.gains import compare_remembered
+        from tunedgemm_engines.vllm_experts import route_experts
 
         with spared(_log, "comparing the ranks' tables"):
             _publish()
@@ -181,9 +180,10 @@ def _after_warm_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
     def compile_or_warm_up_model(self: Any) -> Any:
         result = theirs(self)
-        from tunedgemm.device import current_device
-        from tunedgemm.integrations.engine_routes import end_warm_up, summary
-        from tunedgemm.integrations.engine_rows import unrouted
+        from tunedgemm.integration import current_device
+
+        from tunedgemm_engines.routes import end_warm_up, summary
+        from tunedgemm_engines.rows import unrouted
 
         with spared(_log, "summing up the routes"):
             sizes = getattr(self.vllm_config.compilation_config, "cudagraph_capture_sizes", None) or [1]
@@ -234,6 +234,7 @@ def _differing() -> list[str]:
 
 def _plain_loaded(theirs: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``process_weights_after_loading`` of 16 bits to route layers with rows, without packing."""
+    from tunedgemm_engines.rows import record_unrouted, routing, unserved_reason
 
     def process_weights_after_loading(self: Any, layer: Any) -> None:
         weight = getattr(layer, "weight", None)
@@ -259,14 +260,14 @@ def _named_backend(method: Any) -> str:
 
 def _plain_route(method: Any, layer: Any) -> str:
     """Return the name of the route of a layer of 16 bits."""
+    from tunedgemm import linear
+    from tunedgemm.integration import plain
+    from tunedgemm.plugin import Shape
+    from tunedgemm.tools import short_dtype
     from vllm.model_executor.layers.utils import dispatch_unquantized_gemm
     from vllm.platforms import current_platform
 
-    from tunedgemm.dtype import short_dtype
-    from tunedgemm.integrations.engine_routes import Route, add_layer, adds_bias
-    from tunedgemm.integrations.linear import linear
-    from tunedgemm.integrations.torch_compile import plain
-    from tunedgemm.shape import Shape
+    from tunedgemm_engines.routes import Route, add_layer, adds_bias
 
     (n, k), dtype, device = layer.weight.shape, layer.weight.dtype, layer.weight.device
     bias = adds_bias(layer)
@@ -291,7 +292,7 @@ def _plain_route(method: Any, layer: Any) -> str:
 
 def _plain_apply(theirs: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``apply`` of weights of 16 bits."""
-    from tunedgemm.integrations.engine_routes import product
+    from tunedgemm_engines.routes import product
 
     def apply(self: Any, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
         route = getattr(layer, "tunedgemm_route", "")
@@ -300,3 +301,10 @@ def _plain_apply(theirs: Callable[..., Any]) -> Callable[..., Any]:
         return product(x, layer.weight, None, None, bias, x.dtype, route)
 
     return apply
+
+
+#: What `tunedgemm doctor` asks.
+ENGINE = Engine(
+    "vLLM", "vllm", "vllm.general_plugins", "VLLM_PLUGINS", VARIABLE,
+    lambda switch, version, on_cpu: off_reason(switch, version, lambda: on_cpu),
+)  # fmt: skip

@@ -18,8 +18,9 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from tunedgemm.integrations.engine_start import spared
-from tunedgemm.process.variables import read
+from tunedgemm.integration import read
+
+from tunedgemm_engines.start import spared
 
 NAME, AUTO = "tunedgemm", "auto"
 #: Variable with a comma list of the kinds of layers that are routed.

@@ -4,7 +4,7 @@ They take layers whose rows serve every number of tokens.
 
 The methods of vLLM's layers of experts call a function for the class that computes them:
 ``select_…_moe_backend`` of the modules of ``vllm.model_executor.layers.fused_moe.oracle``.
-`install` wraps it to return `TunedGemmExperts` for such layers. `tunedgemm.integrations.vllm` loads
+`install` wraps it to return `TunedGemmExperts` for such layers. `tunedgemm_engines.vllm` loads
 this module where vLLM is installed.
 """
 
@@ -21,20 +21,16 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
+from tunedgemm import QuantType, dispatcher, fused_moe
+from tunedgemm.integration import OperandError, logger, plain
+from tunedgemm.plugin import Shape
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.fused_moe import modular_kernel
 from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
 from vllm.platforms import current_platform
 
-from tunedgemm import QuantType, fused_moe
-from tunedgemm.dispatch.dispatcher import Dispatcher
-from tunedgemm.dispatch.tuned_gemm import dispatcher
-from tunedgemm.errors import OperandError
-from tunedgemm.integrations.engine_start import described
-from tunedgemm.integrations.torch_compile import plain
-from tunedgemm.integrations.vllm_experts import ACTIVATIONS, FP8, known_ids, refused, shape_of, single_rank
-from tunedgemm.shape import Shape
-from tunedgemm.text.printable import logger
+from tunedgemm_engines.start import described
+from tunedgemm_engines.vllm_experts import ACTIVATIONS, FP8, known_ids, refused, shape_of, single_rank
 
 _log = logging.getLogger("tunedgemm")
 #: vLLM prints the messages of loggers below its root logger.
@@ -143,7 +139,7 @@ def unserved_reason(config: Any, weight_key: Any, activation_key: Any) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _unserved(op_dispatcher: Dispatcher, table: object, shape: Shape, most: int) -> str:
+def _unserved(op_dispatcher: Any, table: object, shape: Shape, most: int) -> str:
     """Return why rows do not serve a layer at every number of tokens up to *most*, "" if they do.
 
     All or none go through the tables, because torch's products, which serve calls without a row,

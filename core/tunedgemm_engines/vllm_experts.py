@@ -11,15 +11,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from tunedgemm import ActivationType, QuantType, dispatcher, fused_moe
+from tunedgemm.integration import plain
+from tunedgemm.plugin import Shape, device_of
+from tunedgemm.tools import short_dtype
 
-from tunedgemm import ActivationType, QuantType, fused_moe
-from tunedgemm.device import device_of
-from tunedgemm.dispatch.tuned_gemm import dispatcher
-from tunedgemm.dtype import short_dtype
-from tunedgemm.integrations.engine_routes import Route, add_layer, rows_of
-from tunedgemm.integrations.engine_rows import record_unrouted, routing
-from tunedgemm.integrations.torch_compile import plain
-from tunedgemm.shape import Shape
+from tunedgemm_engines.routes import Route, add_layer, rows_of
+from tunedgemm_engines.rows import record_unrouted, routing
 
 #: vLLM's classes of experts that keep the loaded weights [E, 2 I, H] and [E, H, I]: the gate first,
 #: rows contiguous.

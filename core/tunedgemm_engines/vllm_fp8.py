@@ -2,7 +2,7 @@
 
 A layer keeps the weights of vLLM's chosen kernel, and the activations that vLLM's fused functions
 quantise, with scales in the order of that kernel. Only the product is routed
-(`tunedgemm.integrations.engine_routes`).
+(`tunedgemm_engines.routes`).
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
+from tunedgemm import gemm_a8w8, gemm_a8w8_blockscale
+from tunedgemm.integration import plain, with_order
+from tunedgemm.plugin import Shape
+from tunedgemm.tools import short_dtype
 from vllm.model_executor.kernels import linear
 from vllm.model_executor.kernels.linear.scaled_mm.BlockScaledMMLinearKernel import Fp8BlockScaledMMLinearKernel
 from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import FP8ScaledMMLinearKernel
 from vllm.platforms import current_platform
 
-from tunedgemm import gemm_a8w8, gemm_a8w8_blockscale
-from tunedgemm.dtype import short_dtype
-from tunedgemm.integrations.engine_routes import Route, add_layer, adds_bias, product
-from tunedgemm.integrations.engine_rows import forget_unrouted, record_unrouted, routing, unserved_reason
-from tunedgemm.integrations.engine_scales import one_a_row, order_made, scales_for_rows
-from tunedgemm.integrations.torch_compile import plain
-from tunedgemm.integrations.vllm_kernels import Everywhere, answering, chosen_by_vllm, prefer, replace_parameter
-from tunedgemm.ops.scale_order import with_order
-from tunedgemm.shape import Shape
+from tunedgemm_engines.routes import Route, add_layer, adds_bias, product
+from tunedgemm_engines.rows import forget_unrouted, record_unrouted, routing, unserved_reason
+from tunedgemm_engines.scales import one_a_row, order_made, scales_for_rows
+from tunedgemm_engines.vllm_kernels import Everywhere, answering, chosen_by_vllm, prefer, replace_parameter
 
 _OUTPUTS = (torch.bfloat16, torch.float16)
 _BLOCK = 128

@@ -7,20 +7,20 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
+from tunedgemm import gemm_a8w8
+from tunedgemm.integration import plain
+from tunedgemm.plugin import Shape
+from tunedgemm.tools import short_dtype
 from vllm import _custom_ops
 from vllm.model_executor.kernels import linear
 from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import Int8ScaledMMLinearKernel
 from vllm.model_executor.layers.quantization.utils.w8a8_utils import convert_to_channelwise
 from vllm.platforms import current_platform
 
-from tunedgemm import gemm_a8w8
-from tunedgemm.dtype import short_dtype
-from tunedgemm.integrations.engine_routes import Route, add_layer, adds_bias, product
-from tunedgemm.integrations.engine_rows import record_unrouted, routing, unserved_reason
-from tunedgemm.integrations.engine_scales import one_a_row
-from tunedgemm.integrations.torch_compile import plain
-from tunedgemm.integrations.vllm_kernels import Everywhere, answering, chosen_by_vllm, prefer, replace_parameter
-from tunedgemm.shape import Shape
+from tunedgemm_engines.routes import Route, add_layer, adds_bias, product
+from tunedgemm_engines.rows import record_unrouted, routing, unserved_reason
+from tunedgemm_engines.scales import one_a_row
+from tunedgemm_engines.vllm_kernels import Everywhere, answering, chosen_by_vllm, prefer, replace_parameter
 
 #: vLLM's kernel of int8 whose weight is a view [K, N] and whose product is `cutlass_scaled_mm`.
 _CUTLASS = "CutlassInt8ScaledMMLinearKernel"

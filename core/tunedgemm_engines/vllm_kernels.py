@@ -3,7 +3,7 @@
 For each quantised layer vLLM asks its kernels, in order of preference, whether they implement it on
 the platform (``vllm.model_executor.kernels.linear``, vLLM 0.20 and newer). Ours come first and take
 the layers for which `unserved_reason` gives no reason. They are in `vllm_fp8` and
-`vllm_int8`, which `tunedgemm.integrations.vllm` loads.
+`vllm_int8`, which `tunedgemm_engines.vllm` loads.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from vllm.model_executor.kernels import linear
 from vllm.platforms import current_platform
 
-from tunedgemm.integrations.engine_rows import record_unrouted
-from tunedgemm.integrations.engine_start import described
+from tunedgemm_engines.rows import record_unrouted
+from tunedgemm_engines.start import described
 
 #: vLLM's form of a kernel's answer whether it can run.
 Answer = tuple[bool, str | None]

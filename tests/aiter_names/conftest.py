@@ -7,7 +7,7 @@ import types
 from collections.abc import Iterator
 
 import pytest
-from tunedgemm.integrations import aiter as served
+import tunedgemm_aiter_names as served
 
 
 @pytest.fixture

@@ -210,7 +210,7 @@ def test_names_of_plugins(aiter, monkeypatch):
     """gradlib's functions are those of the installed plugin that has them; without it the name is missing."""
     assert aiter.hipb_mm.__module__.startswith("tunedgemm_hipblaslt")
     del aiter.hipb_mm
-    monkeypatch.setattr("tunedgemm.integrations.aiter.entry_points", lambda group: ())
+    monkeypatch.setattr("tunedgemm_aiter_names.metadata.entry_points", lambda group: ())
 
     with pytest.raises(AttributeError, match="hipb_mm: no installed plugin serves it"):
         _ = aiter.hipb_mm

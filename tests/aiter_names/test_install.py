@@ -9,9 +9,9 @@ import sys
 import pytest
 import torch
 import tunedgemm
+import tunedgemm_aiter_names as served
 from tunedgemm.errors import OperandError, UserError
-from tunedgemm.integrations import aiter as served
-from tunedgemm.integrations.aiter import dtypes, names
+from tunedgemm_aiter_names import dtypes, names
 
 FP8 = torch.float8_e4m3fn
 

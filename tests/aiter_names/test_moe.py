@@ -1,4 +1,4 @@
-"""AITER's functions around experts: routing, sorting, references, entries and the order of weights."""
+"""AITER's functions around experts: routing, sorting, entries and the order of weights."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import torch
 import tunedgemm
 from tunedgemm.device import Device
 from tunedgemm.errors import OperandError, UserError
-from tunedgemm.integrations.aiter import moe, moe_entries, moe_reference, shuffle
 from tunedgemm.ops import op_named
 from tunedgemm.ops.formats.shuffle import shuffle_weight, unshuffle_weight
 from tunedgemm.ops.moe_words import ActivationType, QuantType
 from tunedgemm.testing.listed import listed
 from tunedgemm.tuner.accuracy import worst_row_error
+from tunedgemm_aiter_names import moe, moe_entries, shuffle
 
 OP = op_named("fmoe")
 CPU, BF16, FP8 = torch.device("cpu"), torch.bfloat16, torch.float8_e4m3fn
@@ -84,21 +84,6 @@ class TestRouting:
             moe.moe_sorting(ids, torch.ones(2, 3), 6, 8, BF16, flat=True)
 
 
-class TestReferences:
-    """torch_moe, which serves smooth scales."""
-
-    def test_smooth_scales_and_masks(self):
-        """Smooth scales multiply each stage's input by expert; a mask counts the local experts."""
-        _, (hidden, w1, w2, weight, ids, *_) = drawn()
-        smooth = torch.rand(4, 128, generator=torch.Generator().manual_seed(2)) + 0.5
-        out = moe_reference.torch_moe(hidden, w1, w2, weight, ids, None, None, smooth, smooth)
-        folded = [(w.float() * smooth[:, None]) for w in (w1, w2)]
-        assert torch.allclose(out.float(), moe_reference.torch_moe(hidden, *folded, weight, ids).float(), rtol=2e-2, atol=2e-2)
-        parts = [torch.tensor(mask) for mask in ([1, 1, 0, 0], [0, 0, 1, 1])]
-        total = sum(moe_reference.torch_moe(hidden.float(), w1[m != 0], w2[m != 0], weight, ids, expert_mask=m) for m in parts)
-        assert torch.allclose(total, moe_reference.torch_moe(hidden.float(), w1, w2, weight, ids), rtol=1e-4, atol=1e-4)
-
-
 class TestEntries:
     """asm_moe, ck_moe_2stages and shared experts."""
 
@@ -115,43 +100,37 @@ class TestEntries:
         out = moe_entries.ck_moe_2stages(hidden, *weights, *routing[:2], QuantType[kind], **scales)
         assert worst_row_error(out, reference) <= OP.tolerance(shape).row_error
 
-    def test_weights_of_words(self):
-        """int4 weights in 32-bit words, as AITER packs and rearranges them, multiply 16-bit activations."""
-        _, (hidden, _, _, weight, ids) = drawn(sizes=(6, 256, 256, 4, 2))
-        generator = torch.Generator().manual_seed(3)
-        weights = [torch.randint(-7, 8, size, dtype=torch.int8, generator=generator) for size in ((4, 512, 256), (4, 256, 256))]
-        scales = [torch.rand(4, w.shape[1], 1, generator=generator) / 100 for w in weights]
-        words = [moe_entries.rearrange_4bit_elements(moe_entries.convert_int8_to_uint32_int4(w)) for w in weights]
-        assert words[0].view(torch.int32)[0, 0, 0].item() & 15 == int(weights[0][0, 0, 0]) & 15
-        assert words[0].view(torch.int32)[0, 0, 0].item() >> 4 & 15 == int(weights[0][0, 0, 2]) & 15
-        out = moe_entries.asm_moe(hidden, *[shuffle_weight(w) for w in words], weight, ids, *scales)
-        assert torch.equal(out, moe_reference.torch_moe(hidden, *weights, weight, ids, *scales))
-        with pytest.raises(OperandError, match="K must be a multiple of 8"):
-            moe_entries.convert_int8_to_uint32_int4(weights[0][..., :20])
+    def test_what_only_aiter_computes_is_refused(self):
+        """Smooth scales, 16-bit activations with scales, and 32-bit words name the remedy."""
+        _, (hidden, w1, w2, weight, ids, *scales) = drawn("per_Token", "int8")
+        smooth, words = torch.ones(4, 128), torch.zeros(4, 256, 16, dtype=torch.int32)
+        calls = {
+            "asm_moe": lambda: moe_entries.asm_moe(hidden, w1, w2, weight, ids, *scales, smooth, smooth),
+            "asm_moe: .*int32": lambda: moe_entries.asm_moe(hidden, words, words, weight, ids, *scales),
+            "asm_moe_tkw1: .*a16=True": lambda: moe_entries.asm_moe_tkw1(hidden, w1, w2, weight, ids, *scales, a16=True),
+            "fused_moe_dp_share_expert": lambda: moe_entries.fused_moe_dp_share_expert(
+                hidden, w1, w2, quant_type=QuantType.per_Token, w1_scale=scales[0], w2_scale=scales[1], a1_scale=smooth
+            ),
+        }
+        for fault, call in calls.items():
+            with pytest.raises(OperandError, match=f"{fault}.*; install AITER for them"):
+                call()
 
     def test_weights_into_stage_1(self):
         """The routing weights enter before the activation."""
         shape, (hidden, w1, w2, weight, ids, w1_scale, w2_scale) = drawn("per_Token", "fp8_e4m3fn", doweight_stage1="1")
         out = moe_entries.asm_moe_tkw1(hidden, shuffle_weight(w1), shuffle_weight(w2), weight, ids, w1_scale, w2_scale)
         assert worst_row_error(out, OP.reference(shape, (hidden, w1, w2, weight, ids, w1_scale, w2_scale))) <= OP.tolerance(shape).row_error
-        smooth = torch.ones(4, 128)
-        exact = moe_reference.torch_moe_tkw1(hidden, w1, w2, weight, ids, w1_scale, w2_scale)
-        out = moe_entries.asm_moe_tkw1(hidden, shuffle_weight(w1), shuffle_weight(w2), weight, ids, w1_scale, w2_scale, smooth, smooth)
-        assert torch.equal(out, exact)
 
-    @listed("smooth", [False, True])
-    def test_shared_experts_of_each_rank(self, smooth):
+    def test_shared_experts_of_each_rank(self):
         """The ranks' parts add up to all tokens' sum over all experts."""
         _, (hidden, w1, w2, _, _, w1_scale, w2_scale) = drawn("per_Token", "int8")
         ids, ones = torch.arange(4, dtype=torch.int32).expand(6, 4), torch.ones(6, 4)
-        scales = [torch.rand(4, 1, 128) + 0.5] * 2 if smooth else [None, None]
         weights = [shuffle_weight(w) for w in (w1, w2)]
         named = {
             "quant_type": QuantType.per_Token,
             "w1_scale": w1_scale,
             "w2_scale": w2_scale,
-            "a1_scale": scales[0],
-            "a2_scale": scales[1],
         }
         total = torch.zeros_like(hidden)
         for rank in range(4):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
-from tunedgemm.integrations.aiter import names, unserved
+from tunedgemm_aiter_names import names, unserved
 
 CHECKOUT = Path(os.environ.get("CHECKOUT_OF_AITER", "absent"))
 SCRIPT = Path(__file__).parents[3] / ".ci" / "aiter_names.py"

@@ -4,9 +4,9 @@ import pytest
 import torch
 import tunedgemm
 from tunedgemm.errors import OperandError
-from tunedgemm.integrations.aiter import shuffle
 from tunedgemm.ops.formats.shuffle import unshuffle_weight
 from tunedgemm.testing.listed import listed
+from tunedgemm_aiter_names import shuffle
 
 
 def random_bytes(*sizes):

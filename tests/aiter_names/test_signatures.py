@@ -10,7 +10,7 @@ import traceback
 import pytest
 import torch
 from tunedgemm.errors import OperandError
-from tunedgemm.integrations.aiter.signatures import functions
+from tunedgemm_aiter_names.signatures import functions
 
 X, W = torch.randn(4, 64).bfloat16(), torch.randn(16, 64).bfloat16()
 
@@ -63,7 +63,7 @@ def test_a_row_without_an_argument_of_its_product_is_refused():
 def test_generated_functions_are_traced(name):
     """torch.compile traces a function of each module into one graph."""
     home, _, function = name.partition(".")
-    call = getattr(importlib.import_module(f"tunedgemm.integrations.aiter.{home}"), function)
+    call = getattr(importlib.import_module(f"tunedgemm_aiter_names.{home}"), function)
     last = {"ff_a16w16_nogate": W, "gemm_a16w16_asm": torch.empty(4, 16).bfloat16()}.get(function)
     compiled = torch.compile(lambda x: call(x, W, last), backend="eager", fullgraph=True)
 

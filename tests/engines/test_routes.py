@@ -12,11 +12,14 @@ import torch
 import tunedgemm
 from tunedgemm.device import current_device
 from tunedgemm.dispatch.tuned_gemm import dispatcher
-from tunedgemm.integrations import engine_routes, engine_rows, engine_timing
-from tunedgemm.integrations import vllm as plugin
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Unsupported
 from tunedgemm.testing.fakes import fake_backend, fake_registry
+from tunedgemm_engines import gains as engine_gains
+from tunedgemm_engines import routes as engine_routes
+from tunedgemm_engines import rows as engine_rows
+from tunedgemm_engines import timing as engine_timing
+from tunedgemm_engines import vllm as plugin
 
 N, K = 256, 384
 
@@ -154,28 +157,28 @@ def test_a_row_that_was_not_timed_waits(with_kernels, monkeypatch) -> None:
         timed.append(len(calls[0][0]))
         return 1.5
 
-    monkeypatch.setattr(engine_routes, "faster", faster)
+    monkeypatch.setattr(engine_gains, "faster", faster)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
-    monkeypatch.setattr(engine_routes, "device_of", lambda _index: current_device())
+    monkeypatch.setattr(engine_gains, "device_of", lambda _index: current_device())
     routes = list(engine_routes.routes.values())
     monkeypatch.setattr(engine_routes, "rows_of", lambda _shape, _device: [1, 8])
     for route in routes:
         route.device = torch.device("cuda", 0)
         monkeypatch.setattr(route, "inputs", lambda m: (torch.zeros(m, K),))
     known: dict[str, float] = {}
-    engine_routes.compare(7.0, known)
+    engine_gains.compare(7.0, known)
     assert timed == [1, 1, 8]
     assert [[route.serves(m, current_device()) for m in (1, 8)] for route in routes] == [[True, True], [True, False]]
     assert "the next start times it" in routes[1].reasons[8]
 
-    engine_routes.compare(7.0, known)
+    engine_gains.compare(7.0, known)
     assert timed == [1, 1, 8, 8] and routes[1].serves(8, current_device())
-    engine_routes.compare(0.0, {})
+    engine_gains.compare(0.0, {})
     assert not any(route.compared for route in routes) and len(layers) == 2
 
     known.clear()
-    monkeypatch.setattr(engine_routes, "faster", lambda *_: -0.2)
-    engine_routes.compare(7.0, known)
+    monkeypatch.setattr(engine_gains, "faster", lambda *_: -0.2)
+    engine_gains.compare(7.0, known)
     assert not known and not routes[0].serves(1, current_device())  # other outputs are compared again at the next start
 
 
@@ -332,9 +335,9 @@ def guessing(monkeypatch) -> Any:
         backend = fake_backend("turbo", solutions=("guess",), heuristic="guess", supports=supports)
         monkeypatch.setattr(op_dispatcher, "registry", fake_registry(backend))
         monkeypatch.setattr(op_dispatcher, "settings", attrs.evolve(op_dispatcher.settings, untuned=("turbo",)))
-        monkeypatch.setattr(engine_routes, "faster", faster)
+        monkeypatch.setattr(engine_gains, "faster", faster)
         monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
-        monkeypatch.setattr(engine_routes, "device_of", lambda _index: here)
+        monkeypatch.setattr(engine_gains, "device_of", lambda _index: here)
         return timed
 
     return install
@@ -352,7 +355,7 @@ def test_an_untuned_kernel_serves_where_it_was_faster_here(with_kernels, guessin
     route.device = torch.device("cuda", 0)
     route.inputs = lambda m: (torch.zeros(m, K),)
     known: dict[str, float] = {}
-    engine_routes.compare(8.0, known)
+    engine_gains.compare(8.0, known)
 
     assert route.untuned == {1, 2, 8} and timed == [4, 1, 2, 8]
     assert [route.serves(m, current_device()) for m in (1, 2, 4, 8, 64, 3000)] == [True, False, True, True, False, False]
@@ -360,9 +363,9 @@ def test_an_untuned_kernel_serves_where_it_was_faster_here(with_kernels, guessin
     assert set(known) == {f"{route.name} M=4", *(f"{route.name} M={m} untuned" for m in (1, 2, 8))}
     assert "1 layers go through tables, 1 of them untuned at some M" in engine_routes.summary([1, 2], current_device())[0]
 
-    engine_routes.compare(8.0, known)
+    engine_gains.compare(8.0, known)
     assert timed == [4, 1, 2, 8] and route.serves(8, current_device())
-    engine_routes.compare(0.0, {})
+    engine_gains.compare(0.0, {})
     assert not route.untuned and not route.serves(8, current_device())  # never unless timed
     assert one.tunedgemm_route
 

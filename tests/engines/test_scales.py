@@ -11,8 +11,6 @@ from tunedgemm.device import current_device
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import dispatcher
-from tunedgemm.integrations import engine_routes, engine_scales
-from tunedgemm.integrations.engine_scales import at_m, known_order, scales_for_rows
 from tunedgemm.ops import op_named
 from tunedgemm.ops.formats.quant import per_1x128_quant, per_block_quant
 from tunedgemm.ops.scale_order import scale_order, with_order
@@ -24,6 +22,9 @@ from tunedgemm.table.lookup import Table
 from tunedgemm.table.untuned import read_untuned
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.testing.listed import listed
+from tunedgemm_engines import routes as engine_routes
+from tunedgemm_engines import scales as engine_scales
+from tunedgemm_engines.scales import at_m, known_order, scales_for_rows
 
 N, K, VARIABLE = 256, 384, "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE"
 OP = op_named("a8w8_blockscale")
@@ -106,7 +107,7 @@ def test_vllms_scales_reach_the_op_as_they_are(vllm_table: Any, monkeypatch: pyt
     """A row, of any order, runs on the tensor that vLLM quantised into; the route knows its order."""
     vllm_table(VARIABLE, shape_of(10))
     seen: list[torch.Tensor] = []
-    vllm_fp8 = importlib.import_module("tunedgemm.integrations.vllm_fp8")
+    vllm_fp8 = importlib.import_module("tunedgemm_engines.vllm_fp8")
     op = vllm_fp8.gemm_a8w8_blockscale
     monkeypatch.setattr(vllm_fp8, "gemm_a8w8_blockscale", lambda *operands: seen.append(operands[2]) or op(*operands))
     kernel, layer, made = vllm_layer(order, monkeypatch)

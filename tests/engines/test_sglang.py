@@ -12,10 +12,11 @@ import pytest
 import torch
 from tunedgemm.device import current_device
 from tunedgemm.dispatch.tuned_gemm import dispatcher
-from tunedgemm.integrations import engine_routes, sglang_fp8
-from tunedgemm.integrations import sglang as plugin
 from tunedgemm.ops.formats import quant
 from tunedgemm.shape import Shape
+from tunedgemm_engines import routes as engine_routes
+from tunedgemm_engines import sglang as plugin
+from tunedgemm_engines import sglang_fp8
 
 N, K = 256, 384
 STUB = Path(__file__).parent / "sglang_stub"
@@ -62,7 +63,7 @@ def call(one: torch.nn.Module, m: int, bias: torch.Tensor | None = None) -> tupl
 def test_it_is_off_unless_asked_for(child) -> None:
     """Without the variable nothing of SGLang is imported, and no module that routes is loaded."""
     source = (
-        "import sys\nfrom tunedgemm.integrations.sglang import register\nregister()\n"
+        "import sys\nfrom tunedgemm_engines.sglang import register\nregister()\n"
         "print([name for name in sys.modules if name.startswith('sglang') or 'routes' in name or 'layers' in name])"
     )
     assert child(source, STUB) == "[]"

@@ -5,7 +5,8 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-from tunedgemm.integrations import engine_start, sglang, vllm
+from tunedgemm_engines import sglang, vllm
+from tunedgemm_engines import start as engine_start
 
 GROUPS = {"vllm.general_plugins": vllm, "sglang.srt.plugins": sglang}
 

@@ -11,9 +11,12 @@ from tunedgemm.backends import artifact as artifact_module
 from tunedgemm.device import current_device
 from tunedgemm.dispatch import tuned_gemm
 from tunedgemm.errors import LaunchError, OperandError, OutOfResources, PluginError
-from tunedgemm.integrations import engine_routes, engine_rows, engine_timing
-from tunedgemm.integrations import vllm as plugin
 from tunedgemm.shape import Shape
+from tunedgemm_engines import gains as engine_gains
+from tunedgemm_engines import routes as engine_routes
+from tunedgemm_engines import rows as engine_rows
+from tunedgemm_engines import timing as engine_timing
+from tunedgemm_engines import vllm as plugin
 
 N, K = 256, 384
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses much that torch deprecates
@@ -58,14 +61,14 @@ def test_an_error_while_timing_costs_the_layer_our_kernel(with_kernels, monkeypa
 
     monkeypatch.setattr(route, side, failing)
     monkeypatch.setattr(route, "device", torch.device("cuda", 0))
-    monkeypatch.setattr(engine_routes, "device_of", lambda _index: current_device())
+    monkeypatch.setattr(engine_gains, "device_of", lambda _index: current_device())
     monkeypatch.setattr(engine_timing, "_captured", lambda _arms, function, calls: function(*calls[0]))
     monkeypatch.setattr(engine_timing, "_milliseconds", lambda graph, _repeats: 1.0)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
     gains: dict[str, float] = {}
     for _ in range(2):
-        engine_routes.compare(8.0, gains)
+        engine_gains.compare(8.0, gains)
     assert set(route.verdicts) == {8} and len(gains) == 1
     assert not route.serves(4, current_device()) and "the row of M=4 failed here" in route.reasons[4]
     assert caplog.text.count("vLLM's kernel serves M=4, because a kernel failed there") == 2  # once a start

@@ -12,10 +12,11 @@ import pytest
 import torch
 from tunedgemm.device import current_device
 from tunedgemm.dispatch.tuned_gemm import dispatcher
-from tunedgemm.integrations import engine_routes, engine_rows
-from tunedgemm.integrations import vllm as plugin
 from tunedgemm.ops.formats import quant
 from tunedgemm.shape import Shape
+from tunedgemm_engines import routes as engine_routes
+from tunedgemm_engines import rows as engine_rows
+from tunedgemm_engines import vllm as plugin
 
 N, K = 256, 384
 FP8 = torch.float8_e4m3fn
@@ -214,7 +215,7 @@ def test_a_weight_with_padded_rows_is_put_together(vllm_captured) -> None:
 def test_other_fp8_layers_are_refused(vllm_table, kind, fields) -> None:
     """Output in 32 bits, zero points, and a weight that no table knows are other kernels'."""
     vllm_table("AITER_CONFIG_GEMM_A8W8", Shape("a8w8", 64, N, K, "fp8_e4m3fn", outdtype="bf16", scale="row"))
-    ours = importlib.import_module("tunedgemm.integrations.vllm_fp8").TunedGemmFp8Kernel
+    ours = importlib.import_module("tunedgemm_engines.vllm_fp8").TunedGemmFp8Kernel
     config = fp8_kernel(kind).config
     assert ours.can_implement(config) == (True, None)
     changed = {"out": "out_dtype", "shape": "weight_shape"}

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tunedgemm.integrations import vllm as plugin
-from tunedgemm.integrations import vllm_backend
 from tunedgemm.shape import Shape
+from tunedgemm_engines import vllm as plugin
+from tunedgemm_engines import vllm_backend
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 #: vLLM 0.20 has no ``--linear-backend``, 0.25 refuses a layer without a kernel of a named backend,
@@ -222,7 +222,7 @@ def test_the_variable_limits_the_kinds_of_layers(vllm, monkeypatch, layers) -> N
 def test_no_other_process_of_vllm_pays_for_the_name(child) -> None:
     """Where vLLM has made no arguments, nothing of it is imported, nor is pydantic."""
     source = (
-        "import sys, torch\nfrom tunedgemm.integrations.vllm import register\nregister()\n"
+        "import sys, torch\nfrom tunedgemm_engines.vllm import register\nregister()\n"
         "print([name for name in sys.modules if name.partition('.')[0] in ('vllm', 'pydantic')])"
     )
     assert child(source, STUB) == "[]"

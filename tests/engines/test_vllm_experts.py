@@ -14,10 +14,11 @@ from tunedgemm.device import current_device
 from tunedgemm.dispatch.tuned_gemm import dispatcher
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
-from tunedgemm.integrations import engine_routes, engine_rows
-from tunedgemm.integrations import vllm as plugin
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
+from tunedgemm_engines import routes as engine_routes
+from tunedgemm_engines import rows as engine_rows
+from tunedgemm_engines import vllm as plugin
 
 LAYERS = "vllm.model_executor.layers"
 VARIABLE = "AITER_CONFIG_FMOE"
@@ -210,7 +211,7 @@ def test_rows_for_every_number_of_tokens_decide(vllm_table, kind, caplog) -> Non
 def test_experts_that_the_op_cannot_compute_stay_vllms(vllm_captured, changed) -> None:
     """A bias, LoRA, clamps, other activations or dtypes,
     distributed experts and a named backend stay vLLM's."""
-    ours = importlib.import_module("tunedgemm.integrations.vllm_cpu_experts")
+    ours = importlib.import_module("tunedgemm_engines.vllm_cpu_experts")
     config = config_of(shape_of("16 bits"))
     assert ours.unserved_reason(config, None, None) == ""
     if "activation" in changed:
@@ -227,7 +228,7 @@ def test_experts_that_the_op_cannot_compute_stay_vllms(vllm_captured, changed) -
 @pytest.mark.parametrize("kind", [("128", "channel"), ("token", "tensor"), ("tensor", "")])
 def test_experts_with_other_scales_stay_vllms(vllm_captured, kind, monkeypatch) -> None:
     """Scales that the op cannot combine and weight-only quantisation stay vLLM's."""
-    ours = importlib.import_module("tunedgemm.integrations.vllm_cpu_experts")
+    ours = importlib.import_module("tunedgemm_engines.vllm_cpu_experts")
     monkeypatch.setitem(KINDS, "other", (kind[0], kind[1] or "tensor", "", "fp8_e4m3fn"))
     said = keys("other") | ({} if kind[1] else {"activation_key": None})
 
@@ -429,7 +430,7 @@ def test_other_layers_keep_vllms_experts(on_gpu, vllm_table, changed, told) -> N
 
 def test_experts_of_an_unknown_class_stay_vllms(on_gpu, vllm_table, monkeypatch) -> None:
     """A kernel that may have reordered its weights is not routed, and is named."""
-    monkeypatch.setattr(importlib.import_module("tunedgemm.integrations.vllm_experts"), "_AS_LOADED", ("CutlassExpertsFp8",))
+    monkeypatch.setattr(importlib.import_module("tunedgemm_engines.vllm_experts"), "_AS_LOADED", ("CutlassExpertsFp8",))
     shape = shape_of("16 bits", tokens=4)
     vllm_table(VARIABLE, shape, kernel="sorted")
     loaded("16 bits", shape)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tunedgemm.integrations import vllm as plugin
+from tunedgemm_engines import vllm as plugin
 
 STUB = Path(__file__).parent / "vllm_stub"
 
@@ -31,7 +31,7 @@ def test_it_is_off_unless_asked_for(child) -> None:
     """Without the variable nothing of vLLM is imported or replaced,
     and no routing module is loaded."""
     source = (
-        "import sys, torch\nbefore = torch.nn.functional.linear\nfrom tunedgemm.integrations.vllm import register\nregister()\n"
+        "import sys, torch\nbefore = torch.nn.functional.linear\nfrom tunedgemm_engines.vllm import register\nregister()\n"
         "print(torch.nn.functional.linear is before, [name for name in sys.modules if name.startswith('vllm') or 'patching' in name])"
     )
     assert child(source, STUB) == "True []"
@@ -118,7 +118,7 @@ def test_experts_of_another_form_are_named(vllm, monkeypatch, caplog, gone) -> N
     the others are replaced."""
     oracle = module("oracle.fp8")
     monkeypatch.setattr(oracle, gone, lambda moe_config: None) if gone.startswith("make") else monkeypatch.delattr(oracle, gone)
-    importlib.import_module("tunedgemm.integrations.vllm").register()
+    importlib.import_module("tunedgemm_engines.vllm").register()
 
     assert "vLLM's fp8 experts: stay vLLM's, because this vLLM has another interface" in caplog.text
     assert not hasattr(getattr(oracle, "select_fp8_moe_backend", None), "__wrapped__")
@@ -127,9 +127,9 @@ def test_experts_of_another_form_are_named(vllm, monkeypatch, caplog, gone) -> N
 
 def test_experts_that_need_more_are_left_alone(vllm, monkeypatch, caplog) -> None:
     """Where vLLM's base has a method that ours lacks, nothing is replaced, and the method is named."""
-    ours = importlib.import_module("tunedgemm.integrations.vllm_cpu_experts")
+    ours = importlib.import_module("tunedgemm_engines.vllm_cpu_experts")
     monkeypatch.setattr(ours.TunedGemmExperts, "__abstractmethods__", frozenset({"supports_more"}))
-    importlib.import_module("tunedgemm.integrations.vllm").register()
+    importlib.import_module("tunedgemm_engines.vllm").register()
 
     assert "supports_more" in caplog.text
     assert not hasattr(module("oracle.unquantized").select_unquantized_moe_backend, "__wrapped__")

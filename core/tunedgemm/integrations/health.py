@@ -11,9 +11,12 @@ import attrs
 from tunedgemm.analysis.doctor.finding import Fact, Fault, Section
 from tunedgemm.device import Device
 from tunedgemm.dispatch.settings import Settings
-from tunedgemm.integrations import sglang, vllm
-from tunedgemm.integrations.engine_start import read_switch, unknown_version
 from tunedgemm.integrations.patching import routed_functions
+from tunedgemm.process.foreign import entry_points, load
+from tunedgemm.process.variables import read_switch
+
+#: Entry points of the engines' packages.
+GROUP = "tunedgemm.engines"
 
 
 @attrs.frozen
@@ -36,16 +39,10 @@ class Engine:
     off_reason: Callable[[str, str, bool], str]
 
 
-ENGINES = (
-    Engine(
-        "vLLM", "vllm", "vllm.general_plugins", "VLLM_PLUGINS", vllm.VARIABLE,
-        lambda switch, version, on_cpu: vllm.off_reason(switch, version, lambda: on_cpu),
-    ),
-    Engine(
-        "SGLang", "sglang", "sglang.srt.plugins", "SGLANG_PLUGINS", sglang.VARIABLE,
-        lambda _switch, version, _on_cpu: unknown_version("SGLang", version, sglang.KNOWN),
-    ),
-)  # fmt: skip
+def engines() -> list[Engine]:
+    """Load the engines of the installed packages, by the entry points of `GROUP`."""
+    loaded = (load(entry)[0] for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name))
+    return [engine for engine in loaded if isinstance(engine, Engine)]
 
 
 def routing(device: Device, rows: int) -> Section:
@@ -65,7 +62,7 @@ def routing(device: Device, rows: int) -> Section:
     ]
     facts += [Fact(name, state) for name, state in routed_functions().items()]
     faults = []
-    for engine in ENGINES:
+    for engine in engines():
         fact, fault = answer(engine, device, rows, settings)
         facts.append(fact)
         faults += [fault] if fault else []
