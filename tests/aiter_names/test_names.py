@@ -13,7 +13,7 @@ from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm_aiter_names import names, unserved
 
 CHECKOUT = Path(os.environ.get("CHECKOUT_OF_AITER", "absent"))
-SCRIPT = Path(__file__).parents[3] / ".ci" / "aiter_names.py"
+SCRIPT = Path(__file__).parents[2] / ".ci" / "aiter_names.py"
 with_checkout = pytest.mark.skipif(not CHECKOUT.is_dir(), reason="CHECKOUT_OF_AITER names no checkout of AITER")
 
 
