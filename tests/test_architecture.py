@@ -15,7 +15,9 @@ LOWEST = "text"
 #: Lowest first: a module imports only from its folder and those before it.
 ROOMS = ("process", "ops", "backends", "table", "workload", "tuner", "dispatch", "analysis", "integrations", "cli", "testing")
 #: Menus, which re-export names of the rooms above.
-MENUS = ("__init__", "__main__", "plugin", "tools")
+MENUS = ("__init__", "__main__", "plugin", "tools", "integration")
+#: The module with another package's functions under the name that programs import.
+FORWARDS = ("integrations.aiter",)
 #: library -> the only modules and rooms that import it
 ONLY_IN = {
     "pluggy": ("backends.contract", "backends.hookspecs"),
@@ -64,7 +66,9 @@ def floor(module: str) -> int:
 
 
 CORE_FILES = sources(CORE)
-EVERYTHING = sources(CORE, ROOT / "plugins", ROOT / "examples", ROOT / "tests", ROOT / "benchmarks")
+#: Packages that are shipped with the core, or behind an extra, and import its menus alone.
+BESIDE = sorted(path for path in [*CORE.parent.glob("tunedgemm_*"), *(ROOT / "plugins").glob("*/tunedgemm_*")] if path.is_dir())
+EVERYTHING = sources(CORE.parent, ROOT / "plugins", ROOT / "examples", ROOT / "tests", ROOT / "benchmarks")
 
 
 def faults(files: Iterable[Path], fault: Callable[[Path], object]) -> list[str]:
@@ -124,16 +128,22 @@ def test_public_code_has_docstrings():
     assert not faults([path for path in CORE_FILES if path.read_text()], undocumented)
 
 
-def test_plugins_import_the_menus_only():
-    """A plugin imports only `plugin` and `tools` of the core; its tests also `testing` and `tunedgemm`."""
+def test_packages_beside_the_core_import_its_menus_only():
+    """Their tests also import `testing` and the root's modules; the core imports none of them."""
 
     def strange(path: Path) -> set[str]:
-        known = {name for name in imports(path) if name.split(".")[0] == "tunedgemm"}
+        known = {name.removeprefix("tunedgemm.") for name in imports(path) if name.startswith("tunedgemm.")}
+        private = {name for name in known if (CORE / (room := name.partition(".")[0])).is_dir() or (CORE / f"{room}.py").is_file()}
         test = {"tests", "test_conformance.py"} & set(path.parts)
-        public = {name for name in known if name.startswith("tunedgemm.testing") or floor(name.removeprefix("tunedgemm.")) == 0}
-        return {name for name in known - (public if test else set()) if not name.startswith(("tunedgemm.plugin", "tunedgemm.tools"))}
+        public = {name for name in private if name.startswith("testing") or floor(name) == 0} if test else set()
+        return {name for name in private - public if name.partition(".")[0] not in MENUS}
 
-    assert not faults(sources(ROOT / "plugins", ROOT / "examples" / "thirdparty-plugin"), strange)
+    def outside(path: Path) -> set[str]:
+        forwarded = {"tunedgemm_aiter_names"} if module_name(path) in FORWARDS else set()
+        return {name.partition(".")[0] for name in imports(path)} & {package.name for package in BESIDE} - forwarded
+
+    assert not faults(sources(*BESIDE, ROOT / "plugins", ROOT / "examples" / "thirdparty-plugin"), strange)
+    assert not faults(CORE_FILES, outside)
 
 
 def test_files_and_functions_are_short():

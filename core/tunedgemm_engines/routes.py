@@ -2,8 +2,8 @@
 
 A route serves all layers of one shape (op, N, K, dtypes, scales). Both sides take the same
 operands in the engine's own order, so a layer keeps the weights and the quantised activations that
-the engine made. `gains.compare` times both sides on the layers of the loaded model. Linear layers are one
-op in compiled graphs, `product`; experts are inside an op of vLLM's (`vllm_experts`).
+the engine made. `gains.compare` times both sides on the layers of the loaded model. Linear layers
+are one op in compiled graphs, `product`; experts are inside an op of vLLM's (`vllm_experts`).
 """
 
 from __future__ import annotations

@@ -103,4 +103,4 @@ def _needs_copy(shape: Shape, m: int, device: Device) -> bool:
     if op_dispatcher.settings.capture or op_dispatcher.on_miss is not None:
         return False
     ordered = at_m(with_order(shape, M_MAJOR) if field_of(shape) == ROW else shape, m)
-    return explain_row(op_dispatcher, ordered, device).shape != ordered
+    return bool(explain_row(op_dispatcher, ordered, device).shape != ordered)

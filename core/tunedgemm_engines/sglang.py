@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tunedgemm.integration import Engine, logger, read_switch
+from tunedgemm.integration import logger, read_switch
 
-from tunedgemm_engines.start import fingerprint, is_supported_version, spared, unknown_version
+from tunedgemm_engines.start import fingerprint, is_supported_version, spared
 
 # Routing modules are imported late: SGLang loads this module in all its processes, on or off.
 
@@ -96,10 +96,3 @@ def _init_cuda_graphs(theirs: Callable[..., Any], runner: Any, *arguments: Any, 
     with spared(_log, "ending the warm-up"):
         end_warm_up(current_device())
     return result
-
-
-#: What `tunedgemm doctor` asks.
-ENGINE = Engine(
-    "SGLang", "sglang", "sglang.srt.plugins", "SGLANG_PLUGINS", VARIABLE,
-    lambda _switch, version, _on_cpu: unknown_version("SGLang", version, KNOWN),
-)  # fmt: skip

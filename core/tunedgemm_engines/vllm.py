@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
-from tunedgemm.integration import Engine, logger, read, read_switch
+from tunedgemm.integration import logger, read, read_switch
 
 from tunedgemm_engines.start import fingerprint, spared, unknown_version
 from tunedgemm_engines.vllm_backend import LAYERS, TAKES_NAME, offer_name, other_names, with_named
@@ -301,10 +301,3 @@ def _plain_apply(theirs: Callable[..., Any]) -> Callable[..., Any]:
         return product(x, layer.weight, None, None, bias, x.dtype, route)
 
     return apply
-
-
-#: What `tunedgemm doctor` asks.
-ENGINE = Engine(
-    "vLLM", "vllm", "vllm.general_plugins", "VLLM_PLUGINS", VARIABLE,
-    lambda switch, version, on_cpu: off_reason(switch, version, lambda: on_cpu),
-)  # fmt: skip

@@ -205,7 +205,7 @@ def test_quantising_functions_write_their_outputs(aiter):
 
 
 def test_a_star_takes_every_name(aiter):
-    """``from aiter.fused_moe_bf16_asm import *`` brings the names of the module, although none is loaded yet."""
+    """``from aiter.fused_moe_bf16_asm import *`` brings all of its names, although none is loaded yet."""
     scope: dict[str, object] = {}
     exec("from aiter.fused_moe_bf16_asm import *\nfrom aiter import *", scope)
     assert {*names.SERVED["aiter.fused_moe_bf16_asm"], "gemm_a8w8", "QuantType"} <= set(scope)

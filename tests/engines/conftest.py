@@ -80,7 +80,7 @@ def vllm(vllm_form: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         holder = importlib.import_module(module)
         holder = getattr(holder, owner) if owner else holder
         monkeypatch.setattr(holder, name, getattr(holder, name))
-    monkeypatch.setattr(routes, "routes", {})
+    routes.routes.clear()
     monkeypatch.setattr(rows, "_unrouted", {})
     rows._weights.cache_clear()
     if importlib.util.find_spec("vllm.v1.worker.workspace"):  # vLLM's worker makes it before it loads a model
@@ -140,7 +140,7 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(Path(__file__).parent / "sglang_stub"))
     monkeypatch.setenv("TUNEDGEMM_SGLANG", "1")
     monkeypatch.setattr(sglang_plugin, "_registered", False)
-    monkeypatch.setattr(routes, "routes", {})
+    routes.routes.clear()
     monkeypatch.setattr(rows, "_unrouted", {})
     monkeypatch.setattr(sglang_fp8, "_routes", {})
     rows._weights.cache_clear()

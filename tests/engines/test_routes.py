@@ -161,7 +161,7 @@ def test_a_row_that_was_not_timed_waits(with_kernels, monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
     monkeypatch.setattr(engine_gains, "device_of", lambda _index: current_device())
     routes = list(engine_routes.routes.values())
-    monkeypatch.setattr(engine_routes, "rows_of", lambda _shape, _device: [1, 8])
+    monkeypatch.setattr(engine_gains, "rows_of", lambda _shape, _device: [1, 8])
     for route in routes:
         route.device = torch.device("cuda", 0)
         monkeypatch.setattr(route, "inputs", lambda m: (torch.zeros(m, K),))
@@ -377,8 +377,8 @@ def test_a_layer_without_rows_is_routed_on_a_gpu_if_a_backend_serves_it_untuned(
     engine_rows._has_untuned.cache_clear()
     assert engine_rows.unserved_reason("a16w16", N, K)
     gpu = attrs.evolve(current_device(), index=0)
-    monkeypatch.setattr("tunedgemm.device.current_device", lambda: gpu)
-    monkeypatch.setattr("tunedgemm.device.device_of", lambda _index: gpu)
+    monkeypatch.setattr(engine_rows, "current_device", lambda: gpu)
+    monkeypatch.setattr(engine_rows, "device_of", lambda _index: gpu)
     assert engine_rows.unserved_reason("a16w16", N, K) == ""
     assert "no row of a16w16" in engine_rows.unserved_reason("a16w16", 2 * N, K)
     op_dispatcher = dispatcher("a16w16")

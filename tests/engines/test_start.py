@@ -5,8 +5,8 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from tunedgemm.integration import read_switch
 from tunedgemm_engines import sglang, vllm
-from tunedgemm_engines import start as engine_start
 
 GROUPS = {"vllm.general_plugins": vllm, "sglang.srt.plugins": sglang}
 
@@ -27,5 +27,5 @@ def test_the_entry_point_is_ours(group) -> None:
 def test_a_switch_is_read(monkeypatch, caplog, value, meaning) -> None:
     """Values are read in any case; off is the default, also for an unknown value, which is named."""
     monkeypatch.setenv("TUNEDGEMM_VLLM", value)
-    assert engine_start.read_switch("TUNEDGEMM_VLLM") == meaning
+    assert read_switch("TUNEDGEMM_VLLM") == meaning
     assert ("TUNEDGEMM_VLLM: must be 1, 0 or unpacked (got 'yess'); did you mean yes?; off counts" in caplog.text) == (value == "yess")

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tunedgemm.backends import artifact as artifact_module
 from tunedgemm.device import current_device
-from tunedgemm.dispatch import tuned_gemm
 from tunedgemm.errors import LaunchError, OperandError, OutOfResources, PluginError
 from tunedgemm.shape import Shape
 from tunedgemm_engines import gains as engine_gains
@@ -121,8 +119,8 @@ def test_nothing_of_ours_ends_the_start_up(vllm_table, monkeypatch, caplog, plac
         raise ZeroDivisionError("a plugin of tests")
 
     vllm_table("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 8, N, K, "bf16"))
-    targets = {"table": (engine_rows, "_weights"), "routes": (engine_routes, "add_layer"), "gains": (artifact_module, "artifact")}
-    targets |= {"ops": (tuned_gemm, "dispatcher"), "names": (plugin, "other_names")}
+    targets = {"table": (engine_rows, "_weights"), "routes": (engine_routes, "add_layer"), "gains": (engine_gains, "artifact")}
+    targets |= {"ops": (engine_rows, "dispatcher"), "names": (plugin, "other_names")}
     monkeypatch.setattr(*targets[place], broken)
     caplog.set_level("INFO", "vllm.tunedgemm")
     _, one = bf16_layer()

@@ -14,8 +14,7 @@ from tunedgemm.device import current_device
 from tunedgemm.dispatch.tuned_gemm import dispatcher
 from tunedgemm.ops.formats import quant
 from tunedgemm.shape import Shape
-from tunedgemm_engines import routes as engine_routes
-from tunedgemm_engines import rows as engine_rows
+from tunedgemm_engines import routes, rows
 from tunedgemm_engines import vllm as plugin
 
 N, K = 256, 384
@@ -106,7 +105,7 @@ def test_a_row_for_the_weight_decides(vllm_table) -> None:
         routed.append(bool(one.tunedgemm_route))
     assert routed == [True, False]
     shipped = f" for {current_device()}; the table's rows are for sm_90/132"
-    assert plugin.unserved_reason("a8w8", N, K, scale="row", dtype="fp8") == f"no row of a8w8 with N={N}, K={K}, scales by row{shipped}"
+    assert rows.unserved_reason("a8w8", N, K, scale="row", dtype="fp8") == f"no row of a8w8 with N={N}, K={K}, scales by row{shipped}"
 
 
 #: Kind of an fp8 layer -> its op, the op's word for the scales, and the variable of the op's table.
@@ -153,7 +152,7 @@ def test_a_route_keeps_no_layer(vllm_table, kind) -> None:
     kernel.apply_weights(one, torch.randn(10, K).bfloat16())
     del kernel, one
     gc.collect()
-    assert all(layer() is None for route in engine_routes.routes.values() for layer in route.layers.values())
+    assert all(layer() is None for route in routes.routes.values() for layer in route.layers.values())
 
 
 @in_every_form
@@ -164,7 +163,7 @@ def test_scales_are_right_at_every_m(vllm_table, kind) -> None:
     vllm_table(KINDS[kind][2], *(fp8_row(kind, m) for m in sizes))
     kernel, (one, weight) = fp8_kernel(kind), fp8_layer(kind)
     kernel.process_weights_after_loading(one)
-    [route] = engine_routes.routes.values()
+    [route] = routes.routes.values()
     for m in sizes:
         x = torch.randn(m, K).bfloat16()
         found, expected = kernel.apply_weights(one, x).float(), x.float() @ weight.t()
@@ -262,15 +261,15 @@ def test_int8_layers_are_routed(vllm_table, static, channelwise, biased) -> None
     assert type(kernel).__name__ == "TunedGemmInt8Kernel"
     kernel.process_weights_after_loading(one)
     bias = torch.randn(N).bfloat16() if biased else None
-    for rows in (10, 6):
-        x = torch.randn(2, rows // 2, K).bfloat16()
+    for m in (10, 6):
+        x = torch.randn(2, m // 2, K).bfloat16()
         found = kernel.apply_weights(one, x, bias)
 
-        assert found.shape == (2, rows // 2, N) and found.dtype == torch.bfloat16
+        assert found.shape == (2, m // 2, N) and found.dtype == torch.bfloat16
         expected = torch.nn.functional.linear(x.float(), weight, None if bias is None else bias.float())
         assert (found.float() - expected).norm() < 0.03 * expected.norm()
     assert served(attrs.evolve(shape, epilogue="bias" if biased else "none"))
-    for route in engine_routes.routes.values():  # none where vLLM has no kernel for plain weights
+    for route in routes.routes.values():  # none where vLLM has no kernel for plain weights
         assert route.calls == {10: route.ours, 6: route.theirs}
     assert {type(parameter) for parameter in one.parameters()} == {torch.nn.Parameter}
 
@@ -308,8 +307,8 @@ def test_compiled_graphs_hold_the_product_as_one_op(vllm_table, kind) -> None:
         return graph.forward
 
     compiled = torch.compile(lambda x: kernel.apply_weights(one, x), fullgraph=True, dynamic=True, backend=backend)
-    for rows in (3, 7):
-        x = torch.randn(rows, K).bfloat16()
+    for m in (3, 7):
+        x = torch.randn(m, K).bfloat16()
         found = compiled(x)
         assert served(fp8_row(kind, 3))  # in the graph, for nothing else has run yet
         eager = kernel.apply_weights(one, x)
@@ -332,7 +331,7 @@ def test_a_compiled_graph_runs_the_rows_of_8_bit_layers(vllm_table, monkeypatch)
     def counted(side: str, function: Any, route: Any) -> Any:
         return lambda x, *rest: calls.append((side, route.shape.dtype, len(x))) or function(x, *rest)
 
-    for route in engine_routes.routes.values():
+    for route in routes.routes.values():
         for side in ("ours", "theirs"):
             if getattr(route, side) is not None:  # vLLM has kernels for plain weights
                 monkeypatch.setattr(route, side, counted(side, getattr(route, side), route))
@@ -371,9 +370,9 @@ def test_fp8_keeps_vllms_kernel_where_no_row_answers(vllm_table, monkeypatch, ki
 
         expected = x.float() @ weight.t()
         assert (found.float() - expected).norm() < 0.04 * expected.norm()
-    [route] = engine_routes.routes.values()
+    [route] = routes.routes.values()
     assert route.calls == {8: route.ours, 3000: route.theirs} and served(fp8_row(kind, 8))
-    assert engine_rows.unrouted() == []
+    assert rows.unrouted() == []
 
 
 def only(monkeypatch: pytest.MonkeyPatch, listed: str, name: str) -> None:
@@ -392,8 +391,8 @@ def test_kernels_that_reorder_weights_keep_their_layers(vllm_table, monkeypatch,
     only(monkeypatch, "_POSSIBLE_FP8_BLOCK_KERNELS", name)
     vllm_table(KINDS[kind][2], fp8_row(kind, 8))
 
-    assert type(fp8_kernel(kind)).__name__ == name and not engine_routes.routes
-    assert f"layers keep vLLM's kernels (as one): vLLM computes fp8 by {name}" in "".join(engine_rows.unrouted())
+    assert type(fp8_kernel(kind)).__name__ == name and not routes.routes
+    assert f"layers keep vLLM's kernels (as one): vLLM computes fp8 by {name}" in "".join(rows.unrouted())
 
 
 @pytest.mark.parametrize("vllm_form", ["0.33.0"], indirect=True)
@@ -405,7 +404,7 @@ def test_a_shuffled_block_weight_stays_vllms(vllm_table) -> None:
     kernel.process_weights_after_loading(one)
 
     assert not kernel._route
-    assert "(as model.layers.0.qkv_proj): vLLM's kernel has padded, packed or shuffled" in engine_rows.unrouted()[0]
+    assert "(as model.layers.0.qkv_proj): vLLM's kernel has padded, packed or shuffled" in rows.unrouted()[0]
 
 
 @pytest.mark.parametrize("vllm_form", ["0.25.1"], indirect=True)
@@ -421,7 +420,7 @@ def test_padded_activations_give_only_the_real_tokens(vllm_table, monkeypatch) -
 
         expected = x.float() @ weight.t()
         assert found.shape == (m, N) and (found.float() - expected).norm() < 0.04 * expected.norm()
-    [route] = engine_routes.routes.values()
+    [route] = routes.routes.values()
     assert route.calls == {17: route.ours, 20: route.theirs}
 
 
@@ -448,4 +447,4 @@ def test_a_kernel_without_access_to_weights_is_named(vllm_table) -> None:
     expected = x.float() @ weight.t()
 
     assert (kernel.apply_weights(one, x).float() - expected).norm() < 0.04 * expected.norm()
-    assert "1 layers keep vLLM's kernels (as one): vLLM does not hand their weights" in engine_rows.unrouted()[0]
+    assert "1 layers keep vLLM's kernels (as one): vLLM does not hand their weights" in rows.unrouted()[0]

@@ -190,7 +190,7 @@ def test_the_log_says_what_a_named_backend_keeps(vllm_captured, vllm_form, caplo
 def test_a_named_kernel_of_16_bits_stays_vllms(vllm_table, vllm_form) -> None:
     """vLLM's FlashInfer kernel of 16 bits, which a user names, keeps its layers, with the reason."""
     import torch
-    from tunedgemm.integrations import engine_rows
+    from tunedgemm_engines import rows as engine_rows
 
     vllm_table("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 8, 256, 384, "bf16"))
     config = importlib.import_module("vllm.config")
