@@ -11,9 +11,10 @@ from typing import Any
 
 import attrs
 import pytest
-from tunedgemm.analysis.report import read_findings, report_page
-from tunedgemm.analysis.report.document import document
 from tunedgemm.device import Device
+from tunedgemm.results import read_findings
+from tunedgemm_report import report_page
+from tunedgemm_report.document import document
 
 from .conftest import TRIALS, WIDE, log_lines, trial_line, with_name
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from tunedgemm.analysis.report import read_findings, read_sides
-from tunedgemm.analysis.report.difference import difference
-from tunedgemm.analysis.report.document import document
 from tunedgemm.device import Device
+from tunedgemm.results import read_findings, read_sides
 from tunedgemm.solution import Solution
+from tunedgemm_report.difference import difference
+from tunedgemm_report.document import document
 
 from .conftest import TALL, TRIALS, WIDE, log_lines
 

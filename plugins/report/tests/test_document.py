@@ -6,9 +6,9 @@ import json
 
 import attrs
 import pytest
-from tunedgemm.analysis.report import read_findings
-from tunedgemm.analysis.report.document import document
 from tunedgemm.device import Device
+from tunedgemm.results import read_findings
+from tunedgemm_report.document import document
 
 from .conftest import TRIALS, WIDE, log_lines, trial_line, with_name
 

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tunedgemm.cli import live as live_module
+import tunedgemm_report.live as live_module
 from tunedgemm.cli import main
-from tunedgemm.cli.live import LiveReport
 from tunedgemm.device import Device, device_of
 from tunedgemm.shape import Shape
 from tunedgemm.tuner.progress import Progress
 from tunedgemm.tuner.trial import Outcome, Place, Planned, Task
+from tunedgemm_report.live import LiveReport
 
 pytest.importorskip("vl_convert", reason="the report's library is not installed; `pip install tunedgemm[report]`")
 

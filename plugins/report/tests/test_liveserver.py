@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tunedgemm.cli.liveserver import LiveServer, Resource
+from tunedgemm_report.liveserver import LiveServer, Resource
 
 TOKEN = "a-token_of-24-bytes"
 PAGE = Resource(b"<p>page</p>", "text/html; charset=utf-8", '"1"')
@@ -154,7 +154,7 @@ def test_slow_clients_do_not_shut_others_out(server, dripping):
 
 def test_a_client_has_a_bounded_time_for_its_request(server, monkeypatch):
     """Hang up on a client that sends a byte now and then, though each comes in time."""
-    monkeypatch.setattr("tunedgemm.cli.liveserver._PATIENCE", 0.5)
+    monkeypatch.setattr("tunedgemm_report.liveserver._PATIENCE", 0.5)
     stop = threading.Event()
     with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as slow:
         drip = threading.Thread(target=_drip, args=([slow], stop))

@@ -7,10 +7,11 @@ import json
 import sys
 
 import pytest
-from tunedgemm.analysis.report import read_findings, report_page
-from tunedgemm.analysis.report.document import document
-from tunedgemm.analysis.report.page import page
 from tunedgemm.errors import UserError
+from tunedgemm.results import read_findings
+from tunedgemm_report import report_page
+from tunedgemm_report.document import document
+from tunedgemm_report.page import page
 
 from .conftest import TRIALS, WIDE, trial_line, with_name
 

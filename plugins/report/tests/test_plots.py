@@ -5,10 +5,10 @@ from __future__ import annotations
 import xml.etree.ElementTree
 
 import pytest
-from tunedgemm.analysis.report import read_findings, read_sides
-from tunedgemm.analysis.report.document import document
-from tunedgemm.analysis.report.plots import data_sets, write_plots
 from tunedgemm.errors import UserError
+from tunedgemm.results import read_findings, read_sides
+from tunedgemm_report.document import document
+from tunedgemm_report.plots import data_sets, write_plots
 
 from .conftest import TRIALS, WIDE, log_lines
 

@@ -1,6 +1,6 @@
 """The plots of a report as Vega-Lite specifications, for the page and for pictures alike.
 
-A specification names its data sets, whose rows `tunedgemm.analysis.report.document` describes; the
+A specification names its data sets, whose rows `tunedgemm_report.document` describes; the
 page fills them after each filter. Colours are variables of the page's style sheet, so that both
 themes and print share one drawing.
 """
@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from tunedgemm.libtypes import BUILTIN
+from tunedgemm.results import BASELINE
 
 Spec = dict[str, Any]
 
@@ -65,7 +65,7 @@ _TEXTS: list[Spec] = [
 
 def colours(libtypes: Sequence[str]) -> Spec:
     """Return the scale that gives each backend one colour in all plots."""
-    others = [name for name in libtypes if name != BUILTIN]
+    others = [name for name in libtypes if name != BASELINE.partition(":")[0]]
     by_name = {name: f"var(--c{index % _COLOURS})" for index, name in enumerate(others)}
     return {"domain": list(libtypes), "range": [by_name.get(name, _GREY) for name in libtypes]}
 

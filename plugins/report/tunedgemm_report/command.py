@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tunedgemm.backends.command import Command
-from tunedgemm.errors import UserError
-from tunedgemm.process.paths import expanded
+from tunedgemm.plugin import Command, UserError
+from tunedgemm.tools import expanded, open_regular, replace_file
 
 #: How a page begins; -o replaces no other file.
 _BEGINNING = b"<!doctype html>"
@@ -29,19 +28,16 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from tunedgemm.analysis.report import read_sides
-    from tunedgemm.analysis.report.covered import covered
-    from tunedgemm.analysis.report.document import document
-    from tunedgemm.analysis.report.page import page, vega
-    from tunedgemm.analysis.report.plots import write_plots
-    from tunedgemm.device import device_of_text
-    from tunedgemm.tuner.report import number_of
+    from tunedgemm.results import covered, device_of_text, number_of, read_sides
+
+    from tunedgemm_report.document import document
+    from tunedgemm_report.page import page, vega
+    from tunedgemm_report.plots import write_plots
 
     vega()  # a missing library is an error before minutes of reading
     _check_output(arguments.output)
     device = device_of_text(arguments.device) if arguments.device else None
-    given = arguments.files or _of_user_folder()
-    first, second = read_sides(given, arguments.against, op=arguments.op, device=device, replays=arguments.replays)
+    first, second = read_sides(arguments.files, arguments.against, op=arguments.op, device=device, replays=arguments.replays)
     made = document(second, against=first, coverage=covered(second, arguments.op, arguments.replays))
     _write(arguments.output, page(made).encode())
     faults = [each for findings in (first, second) if findings is not None for each in findings.faults]
@@ -58,22 +54,8 @@ def _run(arguments: argparse.Namespace) -> int:
     return 1 if faults else 0
 
 
-def _of_user_folder() -> list[Path]:
-    """Return the tuned tables that the user has."""
-    from tunedgemm.ops import ops
-    from tunedgemm.table.folders import home_folder, tuned_path
-    from tunedgemm.table.sheet import present
-
-    files = [path for op in ops().values() if present(path := tuned_path(op))]
-    if not files:
-        raise UserError(f"{home_folder()}: no tuned table; run `tunedgemm tune`, or name a table or a trial log")
-    return files
-
-
 def _check_output(path: Path) -> None:
     """Raise UserError if the output is another kind of file, which would be lost."""
-    from tunedgemm.process.files import open_regular
-
     if not path.exists():
         return
     try:
@@ -86,8 +68,6 @@ def _check_output(path: Path) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    from tunedgemm.process.files import replace_file
-
     try:
         replace_file(path, content)
     except OSError as error:

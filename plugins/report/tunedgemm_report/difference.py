@@ -8,12 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
-
-from tunedgemm.analysis.report.entry import Entry, Winner
-from tunedgemm.analysis.report.findings import Findings
-from tunedgemm.shape import Shape
-from tunedgemm.tuner.report import SLOWER
-from tunedgemm.tuner.select import tie_margin
+from tunedgemm.plugin import Shape
+from tunedgemm.results import SLOWER, Entry, Findings, Winner, tie_margin
 
 #: verdict -> its meaning, in the order of the page
 VERDICTS = {

@@ -9,19 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
-
 from tunedgemm import __version__
-from tunedgemm.analysis.report.difference import VERDICTS, difference
-from tunedgemm.analysis.report.entry import TIMED, UNKNOWN, Entry, gain_of
-from tunedgemm.analysis.report.files import Faults
-from tunedgemm.analysis.report.findings import Findings
-from tunedgemm.analysis.report.strips import Names, room_of_shape, strip
-from tunedgemm.device import Device
-from tunedgemm.libtypes import rank
-from tunedgemm.text.printable import printable_line
-from tunedgemm.timing import STATUSES
-from tunedgemm.tuner.report import SLOWER, sizes
-from tunedgemm.tuner.roofline import LAUNCH_US, ceilings_of, pace
+from tunedgemm.plugin import Device
+from tunedgemm.results import SLOWER, STATUSES, TIMED, UNKNOWN, Entry, Faults, Findings, gain_of, printable_line, rank, sizes
+
+from tunedgemm_report.difference import VERDICTS, difference
+from tunedgemm_report.strips import Names, room_of_shape, strip
 
 #: Version of the document; it rises when a field goes or changes its meaning.
 VERSION = 1
@@ -37,7 +30,7 @@ def document(
     Args:
         title: the heading; by default the names of the files.
         against: earlier findings, with which these are compared.
-        coverage: what `tunedgemm.analysis.report.covered.covered` found.
+        coverage: what `tunedgemm.results.covered` found.
     """
     entries = sorted(findings.entries.values(), key=lambda entry: (entry.op.name, entry.shape.n, entry.shape.k, entry.shape.m))
     names, room = Names(), room_of_shape(len(entries))
@@ -195,11 +188,8 @@ def _roofs(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     """Return the roof of each device and rate of products: bytes/s, FLOP/s and the launch's share."""
     roofs: dict[tuple[str, float], dict[str, Any]] = {}
     for entry in entries:
-        ceilings = ceilings_of(entry.device)
-        if ceilings is not None:
-            rate = pace(entry.shape, entry.device)
-            roof = {"device": entry.device.name, "pace": rate, "bytes_s": ceilings[0], "flop_s": ceilings[1] * rate, "launch_us": LAUNCH_US}
-            roofs[entry.device.name, rate] = roof
+        if (roof := entry.roof) is not None:
+            roofs[entry.device.name, roof.pace] = {"device": entry.device.name, **attrs.asdict(roof)}
     return list(roofs.values())
 
 

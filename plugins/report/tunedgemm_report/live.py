@@ -19,12 +19,13 @@ from types import TracebackType
 from typing import Any
 
 import attrs
+from tunedgemm.plugin import TunedGemmError, UserError
+from tunedgemm.results import Findings, read_findings, trials_path
+from tunedgemm.tools import Outcome, Planned, Progress
 
-from tunedgemm.cli.liveserver import LiveServer, Resource
-from tunedgemm.errors import TunedGemmError, UserError
-from tunedgemm.process.foreign import described
-from tunedgemm.tuner.progress import Progress
-from tunedgemm.tuner.trial import Event, Outcome, Place, Planned
+from tunedgemm_report.document import document
+from tunedgemm_report.liveserver import LiveServer, Resource
+from tunedgemm_report.page import json_text, page, vega
 
 #: Least seconds between two documents, and between them as a multiple of what one takes.
 EVERY, PAUSE = 3.0, 20.0
@@ -65,8 +66,6 @@ class LiveReport:
         Raises:
             UserError: the port cannot be bound, or the library of the plots is missing.
         """
-        from tunedgemm.analysis.report.page import vega
-
         vega()
         self._lock, self._making = threading.Lock(), threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -93,7 +92,7 @@ class LiveReport:
 
     def __enter__(self) -> LiveReport:
         self._server.start()
-        print(f"live report: {self.url}", file=sys.stderr, flush=True)
+        print(f"live report: {self.url}", file=sys.stderr, flush=True)  # noqa: T201  # the terminal of the run
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -119,7 +118,7 @@ class LiveReport:
             self._ops = [*(other for other in self._ops if other != op), op]
             self._lists += [path for path in lists if path not in self._lists]
 
-    def receive(self, _: Place | None, event: Event) -> None:
+    def receive(self, _: Any, event: Any) -> None:
         """Note that there is news; on a CPU make the next document now, between two shapes."""
         if isinstance(event, Planned):
             with self._lock:
@@ -166,8 +165,6 @@ class LiveReport:
 
     def _files(self) -> list[Path]:
         """Return the tables that are there, and the trial logs of the others."""
-        from tunedgemm.tuner.log import trials_path
-
         paths = [table if table.is_file() else trials_path(table) for table in self._tables]
         return [path for path in paths if path.is_file()]
 
@@ -191,7 +188,7 @@ class LiveReport:
             self._document = self._made(self._document.version + 1)
             self._fault, pause = "", EVERY
         except Exception as error:  # no shape yet, or a damaged file; not even a bug here may stop the run
-            self._fault = str(error) if isinstance(error, TunedGemmError) else described(error)
+            self._fault = str(error) if isinstance(error, TunedGemmError) else f"{type(error).__name__}: {error}"
         finally:
             self._cost = time.monotonic() - now
             self._next = time.monotonic() + max(pause, PAUSE * self._cost)
@@ -199,11 +196,6 @@ class LiveReport:
 
     def _made(self, version: int) -> _Document:
         """Return the document of what the files say now."""
-        from tunedgemm.analysis.report import read_findings
-        from tunedgemm.analysis.report.document import document
-        from tunedgemm.analysis.report.findings import Findings
-        from tunedgemm.analysis.report.page import json_text, page
-
         with self._lock:
             tables, lists, names = self._files(), list(self._lists), [table.name for table in self._tables]
             op = self._ops[0] if len(self._ops) == 1 else ""  # of several, names and columns decide

@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tunedgemm.analysis.report.charts import CONFIG, MOST_LAYERS, MOST_SHAPES, charts
-from tunedgemm.errors import UserError
+from tunedgemm.plugin import UserError
+
+from tunedgemm_report.charts import CONFIG, MOST_LAYERS, MOST_SHAPES, charts
 
 #: The command that installs the library of the plots.
 INSTALL = "pip install 'tunedgemm[report]'"
@@ -47,7 +48,7 @@ def page(document: Mapping[str, Any], *, live: str = "") -> str:
     """Return a document as one HTML file.
 
     Args:
-        document: of `tunedgemm.analysis.report.document.document`.
+        document: of `tunedgemm_report.document.document`.
         live: a script that runs after the page's own, such as one that fetches newer documents and
             passes them to ``tunedgemmReport.update``. With it, the page may ask its own server.
 

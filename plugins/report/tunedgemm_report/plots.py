@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tunedgemm.analysis.report.charts import CONFIG, MOST_SHAPES
-from tunedgemm.analysis.report.page import plots, style, vega
-from tunedgemm.errors import UserError
-from tunedgemm.process.files import replace_file
+from tunedgemm.plugin import UserError
+from tunedgemm.tools import replace_file
+
+from tunedgemm_report.charts import CONFIG, MOST_SHAPES
+from tunedgemm_report.page import plots, style, vega
 
 #: Pixels of a picture's plot, and points of each in a PNG.
 _WIDTH, _SCALE = 760, 2.0

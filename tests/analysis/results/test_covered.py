@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tunedgemm.analysis.report import read_findings
-from tunedgemm.analysis.report.covered import covered
+from tunedgemm.analysis.results import read_findings
+from tunedgemm.analysis.results.covered import covered
 from tunedgemm.ops import op_named
 from tunedgemm.solution import Solution
 from tunedgemm.table.untuned import Untuned, write_untuned

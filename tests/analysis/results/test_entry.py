@@ -6,7 +6,7 @@ import math
 
 import attrs
 import pytest
-from tunedgemm.analysis.report.entry import BASELINE, Entry, Trial, Winner, gain_of
+from tunedgemm.analysis.results.entry import BASELINE, Entry, Trial, Winner, gain_of
 from tunedgemm.device import Device
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tunedgemm.analysis.report import read_findings
+from tunedgemm.analysis.results import read_findings
 from tunedgemm.device import Device
 from tunedgemm.errors import UserError
 from tunedgemm.ops import op_named
@@ -78,7 +78,7 @@ def test_a_failed_shape_has_its_reason(log):
 
 def test_an_endless_line_is_an_error(log, monkeypatch):
     """Refuse a line that no tuner writes, before it fills the memory."""
-    monkeypatch.setattr("tunedgemm.analysis.report.files._LONGEST", 1000)
+    monkeypatch.setattr("tunedgemm.analysis.results.files._LONGEST", 1000)
 
     with pytest.raises(UserError, match=r"jsonl:11: longer than this command reads"):
         read_findings([log([*log_lines(), "x" * 2000])])

@@ -1,8 +1,4 @@
-"""Report: what tuning found, read from its files, for a page that opens from disk.
-
-`read_findings` reads tables, trial logs, profiles and lists of shapes. `document.document` turns it
-into plain values, and `page.page` these into one HTML file; `report_page` does all three.
-"""
+"""What tuning found, read from its tables, trial logs, profiles and lists of shapes."""
 
 from __future__ import annotations
 
@@ -11,15 +7,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tunedgemm.analysis.coverage.captured import Replays
-from tunedgemm.analysis.report.entry import UNKNOWN, Winner
-from tunedgemm.analysis.report.files import Faults, is_packed, kind_of, op_of_table
-from tunedgemm.analysis.report.findings import Findings
-from tunedgemm.analysis.report.trials import read_log_into, read_profile_into
+from tunedgemm.analysis.results.entry import UNKNOWN, Winner
+from tunedgemm.analysis.results.files import Faults, is_packed, kind_of, op_of_table
+from tunedgemm.analysis.results.findings import Findings
+from tunedgemm.analysis.results.trials import read_log_into, read_profile_into
 from tunedgemm.device import Device
 from tunedgemm.errors import UserError
-from tunedgemm.ops import op_named
+from tunedgemm.ops import op_named, ops
 from tunedgemm.table.csvfile import read_rows
-from tunedgemm.table.folders import named_file
+from tunedgemm.table.folders import home_folder, named_file, tuned_path
 from tunedgemm.table.sheet import present
 from tunedgemm.table.untuned import Untuned, read_listed
 from tunedgemm.tuner.log import trials_path
@@ -74,6 +70,8 @@ def read_sides(
 ) -> tuple[Findings | None, Findings]:
     """Read the findings of one side, or of two to compare; see `read_findings`.
 
+    Without *paths* they are those of the user's tuned tables.
+
     Two tables, or two logs or profiles, that share a shape are two sides. All other files without
     *against* are one.
 
@@ -83,6 +81,7 @@ def read_sides(
     Returns:
         The earlier findings, None for a single side, and the others.
     """
+    paths = paths or _of_user_folder()
     if against:
         return read_findings(against, op=op, device=device), read_findings(paths, op=op, device=device, replays=replays)
     kinds = ["table" if kind_of(named_file(str(path))) == "table" else "trials" for path in paths] if len(paths) == 2 else []
@@ -93,24 +92,12 @@ def read_sides(
     return None, read_findings(paths, op=op, device=device, replays=replays)
 
 
-def report_page(
-    paths: Sequence[str | Path], against: Sequence[str | Path] = (), *, op: str = "", device: Device | None = None, live: str = ""
-) -> str:
-    """Return the page of some files; see `read_sides`.
-
-    Args:
-        paths, against, op, device: as of `read_sides`.
-        live: a script of a live page; see `tunedgemm.analysis.report.page.page`.
-
-    Raises:
-        UserError: a file cannot be read or has no shape, or the library of the plots is missing.
-    """
-    from tunedgemm.analysis.report.covered import covered
-    from tunedgemm.analysis.report.document import document
-    from tunedgemm.analysis.report.page import page
-
-    first, second = read_sides(paths, against, op=op, device=device)
-    return page(document(second, against=first, coverage=covered(second, op)), live=live)
+def _of_user_folder() -> list[Path]:
+    """Return the tuned tables that the user has."""
+    files = [path for op in ops().values() if present(path := tuned_path(op))]
+    if not files:
+        raise UserError(f"{home_folder()}: no tuned table; run `tunedgemm tune`, or name a table or a trial log")
+    return files
 
 
 def _with_logs(paths: Iterable[Path]) -> list[tuple[Path, str]]:
@@ -141,4 +128,4 @@ def _read_table(path: Path, findings: Findings, faults: Faults, op: str) -> None
             findings.versions.add(row.libver if libtype in row.libver.lower() else f"{libtype} {row.libver}")
 
 
-__all__ = ["Findings", "read_findings", "read_sides", "report_page"]
+__all__ = ["Findings", "read_findings", "read_sides"]

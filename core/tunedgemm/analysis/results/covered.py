@@ -6,7 +6,7 @@ from typing import Any
 
 from tunedgemm.analysis.coverage import PADDED, UNTUNED, WORDS, Coverage, Next, Replays, coverage
 from tunedgemm.analysis.coverage.show import headline
-from tunedgemm.analysis.report.findings import Findings
+from tunedgemm.analysis.results.findings import Findings
 from tunedgemm.device import as_present
 from tunedgemm.errors import TunedGemmError
 from tunedgemm.text.printable import printable_line

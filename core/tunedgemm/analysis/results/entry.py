@@ -1,4 +1,4 @@
-"""One tuned shape of a report: its trials, its row, its calls, and the figures that follow."""
+"""One tuned shape of some files: its trials, its row, its calls, and the figures that follow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.tuner.report import SLOWER
-from tunedgemm.tuner.roofline import floor_us
+from tunedgemm.tuner.roofline import LAUNCH_US, ceilings_of, floor_us, pace
 from tunedgemm.tuner.select import tie_margin
 
 #: torch's own call, which every gain is relative to.
@@ -42,6 +42,22 @@ class Winner:
     libtype: str
     us: float
     noise: float = 0.0
+
+
+@attrs.frozen
+class Roof:
+    """What a device can do at most.
+
+    Attributes:
+        pace: its rate of products for the shape's dtypes, relative to bf16.
+        bytes_s, flop_s: bytes and floating-point operations per second.
+        launch_us: microseconds of a launch.
+    """
+
+    pace: float
+    bytes_s: float
+    flop_s: float
+    launch_us: float
 
 
 @attrs.define(eq=False)
@@ -123,6 +139,15 @@ class Entry:
     def floor_us(self) -> float:
         """Return the least microseconds that the device allows, 0 for unknown ceilings."""
         return floor_us(self.op, self.shape, self.device)
+
+    @property
+    def roof(self) -> Roof | None:
+        """Return the ceilings of the device for this shape, None for unknown ones."""
+        ceilings = ceilings_of(self.device)
+        if ceilings is None:
+            return None
+        rate = pace(self.shape, self.device)
+        return Roof(rate, ceilings[0], ceilings[1] * rate, LAUNCH_US)
 
     @property
     def ties(self) -> int:

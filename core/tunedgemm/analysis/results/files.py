@@ -1,4 +1,4 @@
-"""The files of a report: what kind each is, its lines, and the lines that cannot be read."""
+"""The files of a run: what kind each is, its lines, and the lines that cannot be read."""
 
 from __future__ import annotations
 

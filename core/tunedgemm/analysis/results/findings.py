@@ -9,8 +9,8 @@ from typing import Any
 import attrs
 
 from tunedgemm.analysis.coverage.captured import Replays
-from tunedgemm.analysis.report.entry import UNKNOWN, Entry
-from tunedgemm.analysis.report.files import Faults
+from tunedgemm.analysis.results.entry import UNKNOWN, Entry
+from tunedgemm.analysis.results.files import Faults
 from tunedgemm.device import Device
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape

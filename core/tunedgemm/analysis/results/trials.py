@@ -10,9 +10,9 @@ from typing import Any
 
 import attrs
 
-from tunedgemm.analysis.report.entry import UNKNOWN, Entry, Trial, Winner
-from tunedgemm.analysis.report.files import Faults, lines_of, op_of_profile
-from tunedgemm.analysis.report.findings import Findings, Run
+from tunedgemm.analysis.results.entry import UNKNOWN, Entry, Trial, Winner
+from tunedgemm.analysis.results.files import Faults, lines_of, op_of_profile
+from tunedgemm.analysis.results.findings import Findings, Run
 from tunedgemm.device import Device
 from tunedgemm.errors import TunedGemmError
 from tunedgemm.libtypes import canonical
