@@ -1,7 +1,8 @@
-"""Menu for packages that serve calls of other projects: engines, and AITER's function names.
+"""Menu for packages that are not backends: engines, AITER's function names, executors of the tuner.
 
 It completes `tunedgemm`, `tunedgemm.plugin` and `tunedgemm.tools` by what such a package asks:
-which row serves a shape, what an op in a compiled graph is, and how formats are ordered in memory.
+which row serves a shape, what an op in a compiled graph is, how formats are ordered in memory, and
+what tunes on a device.
 A name loads what it needs at its first use: engines import their plugins in every process.
 """
 
@@ -11,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what `__getattr__` returns, for type checkers and editors
+    from tunedgemm.backends.registry import Registry as Registry
     from tunedgemm.device import current_device as current_device
     from tunedgemm.dispatch.choice import offers as offers
     from tunedgemm.dtype import fp8_of as fp8_of
@@ -40,9 +42,12 @@ if TYPE_CHECKING:  # what `__getattr__` returns, for type checkers and editors
     from tunedgemm.table.folders import tuned_path as tuned_path
     from tunedgemm.text.printable import logger as logger
     from tunedgemm.text.printable import printable_line as printable_line
+    from tunedgemm.tuner.executors.local import device_tuner as device_tuner
+    from tunedgemm.tuner.worker_client import DeviceLost as DeviceLost
     from tunedgemm.tuner.workload import touch as touch
 
 _NAMES = {
+    "backends.registry": "Registry",
     "device": "current_device",
     "dispatch.choice": "offers",
     "dtype": "fp8_of",
@@ -61,6 +66,8 @@ _NAMES = {
     "process.variables": "read read_switch",
     "table.folders": "tuned_path",
     "text.printable": "logger printable_line",
+    "tuner.executors.local": "device_tuner",
+    "tuner.worker_client": "DeviceLost",
     "tuner.workload": "touch",
 }
 _HOME = {name: f"tunedgemm.{module}" for module, names in _NAMES.items() for name in names.split()}

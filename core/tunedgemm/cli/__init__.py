@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import functools
 import io
 import logging
 import os
@@ -135,7 +136,7 @@ def _add_plugin_arguments(command: Command, entry: EntryPoint, parser: argparse.
         raise UserError(f"command {entry.name!r} of {entry.value}: its arguments cannot be added: {fault}")
 
 
-def _require(name: str, wanted: str) -> None:
+def _require(name: str, wanted: str, _: argparse.ArgumentParser) -> None:
     """Raise UserError with the remedy if the *wanted* command is that of a distribution that is missing."""
     if name == wanted:
         load_extra(GROUP, name, f"command {name!r}")
@@ -154,7 +155,8 @@ def parser(words: Sequence[str]) -> argparse.ArgumentParser:
         else:
             by_name[entry.name] = _load_plugin_command(entry, wanted)
     for name, text in OF_EXTRAS.items():
-        by_name.setdefault(name, Command(name, f"{text}; needs tunedgemm[{name}]", lambda _, name=name: _require(name, wanted), lambda _: 0))  # type: ignore[misc]
+        absent = Command(name, f"{text}; needs tunedgemm[{name}]", functools.partial(_require, name, wanted), lambda _: 0)
+        by_name.setdefault(name, absent)
     for command in by_name.values():
         sub = choices.add_parser(command.name, help=command.help, description=command.help)
         sub.add_argument("-v", "--verbose", action="store_true", help="also print skipped shapes, every solution's status, full errors")

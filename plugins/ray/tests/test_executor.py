@@ -26,17 +26,19 @@ from tunedgemm.table.csvfile import read_rows
 from tunedgemm.testing.fakes import fake_registry
 from tunedgemm.testing.replay import read_trials
 from tunedgemm.tuner import Options, tune
-from tunedgemm.tuner.executors import cluster as joining
-from tunedgemm.tuner.executors.cluster import connect
-from tunedgemm.tuner.executors.ray import RayDeviceTuner, Started, _answer
 from tunedgemm.tuner.trial import Event, Outcome, Place, Step, Task
 from tunedgemm.tuner.worker_client import DeviceLost
+from tunedgemm_ray import cluster as joining
+from tunedgemm_ray.cluster import connect
+from tunedgemm_ray.executor import RayDeviceTuner, Started, _answer
 
 pytestmark = pytest.mark.nightly
 
 FAULTS = {"segfaults": "crashed", "hangs": "hung", "aborts_compiler": "compile_failed", "good": "ok"}
 SHAPES = [Shape("a16w16", m, n, 128, "fp32") for n in (64, 96, 128) for m in (1, 8)]
 FAST = Options(libtype="torch", iters=9, warmup=1, executor="ray")
+#: Where the fake plugins are.
+TESTS = Path(__file__).parents[3] / "tests"
 #: Bytes; the least that Ray accepts is a little below.
 STORE = 80 * 2**20
 
@@ -155,8 +157,8 @@ def test_shapes_are_shared_among_the_nodes(cluster: TwoNodes, tmp_path: Path, mo
     The nodes find a plugin through the driver's PYTHONPATH. An actor follows the driver's
     environment, not its node's.
     """
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)]))
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), *filter(None, sys.path)]))
+    monkeypatch.syspath_prepend(str(TESTS))
     monkeypatch.setenv("TUNEDGEMM_FAKE_SPACE", "")
     table = tmp_path / "t.csv"
 

@@ -17,8 +17,8 @@ from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import read_rows
 from tunedgemm.testing.replay import read_trials
 from tunedgemm.tuner import Options, Report, tune
-from tunedgemm.tuner.executors.cluster import connect
 from tunedgemm.tuner.trial import Event, Place, Step, Task
+from tunedgemm_ray.cluster import connect
 
 pytestmark = [
     pytest.mark.gpu,

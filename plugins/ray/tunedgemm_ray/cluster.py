@@ -15,9 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tunedgemm.errors import UserError
-from tunedgemm.process.files import read_regular
-from tunedgemm.text.number import whole_number
+from tunedgemm.plugin import UserError
+from tunedgemm.tools import read_regular
 
 _log = logging.getLogger("tunedgemm")
 
@@ -112,10 +111,9 @@ def _reach(address: str) -> None:
         OSError: no server listens there.
     """
     host, _, port = address.rpartition(":")
-    number = whole_number(port)
-    if not host or number is None or number > 65535:
+    if not host or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
         raise ValueError(address)
-    socket.create_connection((host.strip("[]"), number), timeout=_REACH_S).close()
+    socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
 
 
 def _last_line(text: str) -> str:

@@ -7,7 +7,6 @@ driver. If an actor or its node is lost, its device is lost, and another device 
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.metadata
 import logging
 import os
@@ -20,21 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-
 from tunedgemm import __version__
-from tunedgemm.backends.registry import Registry
-from tunedgemm.errors import UserError
-from tunedgemm.ops import op_named
-from tunedgemm.ops.op import Op
-from tunedgemm.text.number import whole_number
-from tunedgemm.timing import Timing
-from tunedgemm.tuner.compilers import Compilers
-from tunedgemm.tuner.device_tuner import DeviceTuner
-from tunedgemm.tuner.executors.cluster import connect
-from tunedgemm.tuner.session import Session
-from tunedgemm.tuner.trial import Bench, Event, Options, Outcome, Place, Task
-from tunedgemm.tuner.worker import Worker
-from tunedgemm.tuner.worker_client import DeviceLost
+from tunedgemm.integration import DeviceLost, Registry, device_tuner
+from tunedgemm.plugin import Op, UserError
+from tunedgemm.tools import Options, Outcome, op_named
+
+from tunedgemm_ray.cluster import connect
 
 _log = logging.getLogger("tunedgemm")
 
@@ -64,7 +54,7 @@ class Started:
         software: versions of the installed packages.
     """
 
-    place: Place
+    place: Any
     versions: Mapping[str, str]
     software: Mapping[str, str]
 
@@ -94,9 +84,7 @@ class TunerActor:
             os.environ[_THREADS] = driver.threads
         logging.getLogger("tunedgemm").setLevel(driver.level)
         index = 0 if self._gpus else -1  # Ray shows the actor its GPU alone
-        make_session = functools.partial(Session, op, index, options, bench=pickle.loads(bench), node=self._node)
-        compilers = Compilers(jobs.get(self._node, 1), options.timeout)
-        self._tuner = DeviceTuner(op_named(op), options, Worker(make_session), compilers, ranks)
+        self._tuner = device_tuner(op_named(op), options, index, ranks, jobs.get(self._node, 1), pickle.loads(bench), self._node)
 
     def begin(self) -> Started:
         """Start the device's worker and its compilers."""
@@ -104,11 +92,11 @@ class TunerActor:
         self._tuner.begin()
         return Started(self._numbered_place(self._tuner.place), self._tuner.versions, _software(self._tuner.options))
 
-    def ahead(self, task: Task) -> None:
+    def ahead(self, task: Any) -> None:
         """Compile the solutions of a later shape."""
         self._tuner.ahead(task)
 
-    def tune(self, task: Task, earlier: Sequence[Timing], seconds: float) -> Iterator[tuple[Event, ...]]:
+    def tune(self, task: Any, earlier: Sequence[Any], seconds: float) -> Iterator[tuple[Any, ...]]:
         """Tune a shape; yield its events as they come.
 
         Args:
@@ -116,7 +104,7 @@ class TunerActor:
             earlier: final timings of earlier runs.
             seconds: time to the deadline; the clocks of two machines have different zeros.
         """
-        emitted: queue.SimpleQueue[Event | Exception | None] = queue.SimpleQueue()
+        emitted: queue.SimpleQueue[Any] = queue.SimpleQueue()
         deadline = time.monotonic() + seconds
 
         def tune() -> None:
@@ -127,9 +115,9 @@ class TunerActor:
                 emitted.put(error)
 
         threading.Thread(target=tune, daemon=True).start()
-        last: Event | Exception | None = None
+        last: Any = None
         while True:
-            events: list[Event] = []
+            events: list[Any] = []
             last = emitted.get()
             while not (last is None or isinstance(last, Exception)):
                 events.append(self._numbered(last))
@@ -144,12 +132,12 @@ class TunerActor:
             if isinstance(last, Exception):
                 raise last
 
-    def _numbered(self, event: Event) -> Event:
+    def _numbered(self, event: Any) -> Any:
         return attrs.evolve(event, place=self._numbered_place(event.place)) if isinstance(event, Outcome) and event.place else event
 
-    def _numbered_place(self, place: Place) -> Place:
+    def _numbered_place(self, place: Any) -> Any:
         """Return the place by the node's number of the GPU, which has number 0 in the actor."""
-        number = next((number for gpu in self._gpus if (number := whole_number(gpu)) is not None), place.device.index)
+        number = next((int(gpu) for gpu in self._gpus if gpu.isdecimal()), place.device.index)
         return attrs.evolve(place, device=attrs.evolve(place.device, index=number))
 
 
@@ -166,7 +154,7 @@ class RayDeviceTuner:
 
     actor: Any
     ranks: Mapping[str, int]
-    place: Place
+    place: Any
     versions: Mapping[str, str]
     _idle: threading.Event = attrs.field(factory=threading.Event, init=False)
 
@@ -178,14 +166,14 @@ class RayDeviceTuner:
         _kill(self.actor)
         self._idle.wait(timeout=10)
 
-    def ahead(self, task: Task) -> None:
+    def ahead(self, task: Any) -> None:
         """Compile the solutions of a later shape in the actor; do not wait."""
         from ray.exceptions import RayError
 
         with contextlib.suppress(RayError):  # `tune` reports it
             self.actor.ahead.remote(task)
 
-    def tune(self, task: Task, earlier: Sequence[Timing], emit: Callable[[Event], None], deadline: float = float("inf")) -> None:
+    def tune(self, task: Any, earlier: Sequence[Any], emit: Callable[[Any], None], deadline: float = float("inf")) -> None:
         """Tune one shape in the actor; see `DeviceTuner.tune`.
 
         Raises:
@@ -215,7 +203,7 @@ class RayDeviceTuner:
 
 @contextlib.contextmanager
 def device_tuners(
-    op: Op, options: Options, ranks: Mapping[str, int], registry: Registry | None, bench: Bench | None
+    op: Op, options: Options, ranks: Mapping[str, int], registry: Registry | None, bench: Any
 ) -> Iterator[list[RayDeviceTuner]]:
     """Yield device tuners that have begun.
 
