@@ -251,10 +251,8 @@ def test_what_an_extra_brings_names_it(capsys, monkeypatch, untuned: Path, extra
         monkeypatch.setattr(module, "entry_points", lambda found=found, **asked: [each for each in found(**asked) if each.name != extra])
     code, _, err = run(capsys, *(word.format(untuned=untuned) for word in words))
     assert code == 2
-    assert (
-        err
-        == f"tunedgemm: error: {thing}: not installed (got no tunedgemm-{extra} in this environment); pip install 'tunedgemm[{extra}]'\n"
-    )
+    fault = f"not installed (got no tunedgemm-{extra} in this environment); pip install 'tunedgemm[{extra}]'"
+    assert err == f"tunedgemm: error: {thing}: {fault}\n"
     assert f"needs tunedgemm[{extra}]" in cli.parser([]).format_help() or extra == "ray"
 
 
