@@ -10,13 +10,13 @@ import sys
 import pytest
 from tunedgemm.plugin import PluginError
 from tunedgemm_asm import codeobject, packs
-from tunedgemm_asm.gcn import build
-from tunedgemm_asm.gcn.build import assembler_for, build_pack
-from tunedgemm_asm.gcn.frame import ABI
-from tunedgemm_asm.gcn.kernel import stream_of, text_of, vectors
-from tunedgemm_asm.gcn.resources import TARGETS
-from tunedgemm_asm.gcn.space import enumerate_configs
-from tunedgemm_asm.gcn.stream import Op
+from tunedgemm_asm_gcn import build
+from tunedgemm_asm_gcn.build import assembler_for, build_pack
+from tunedgemm_asm_gcn.frame import ABI
+from tunedgemm_asm_gcn.kernel import stream_of, text_of, vectors
+from tunedgemm_asm_gcn.resources import TARGETS
+from tunedgemm_asm_gcn.space import enumerate_configs
+from tunedgemm_asm_gcn.stream import Op
 
 pytestmark = pytest.mark.nightly
 
@@ -132,7 +132,7 @@ def test_another_architecture_refuses_the_text(tmp_path):
 
 def test_text_is_the_same_each_time():
     """Text does not depend on hash seeds, so packs can be compared by hash."""
-    imports = "from tunedgemm_asm.gcn.kernel import text_of; from tunedgemm_asm.gcn.space import enumerate_configs"
+    imports = "from tunedgemm_asm_gcn.kernel import text_of; from tunedgemm_asm_gcn.space import enumerate_configs"
     program = f"{imports}; print(text_of(next(enumerate_configs('gfx950'))))"
     texts = [
         subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True).stdout

@@ -3,12 +3,12 @@
 import itertools
 
 import pytest
-from tunedgemm_asm.gcn.hazards import nop, unmet, with_nops
-from tunedgemm_asm.gcn.kernel import stream_of
-from tunedgemm_asm.gcn.registers import M0, VCC, Reg
-from tunedgemm_asm.gcn.resources import TARGETS
-from tunedgemm_asm.gcn.space import CONFIGS
-from tunedgemm_asm.gcn.stream import Label, Op, branch, op
+from tunedgemm_asm_gcn.hazards import nop, unmet, with_nops
+from tunedgemm_asm_gcn.kernel import stream_of
+from tunedgemm_asm_gcn.registers import M0, VCC, Reg
+from tunedgemm_asm_gcn.resources import TARGETS
+from tunedgemm_asm_gcn.space import CONFIGS
+from tunedgemm_asm_gcn.stream import Label, Op, branch, op
 
 pytestmark = pytest.mark.nightly
 

@@ -5,12 +5,13 @@ import itertools
 import attrs
 import pytest
 from tunedgemm.plugin import PluginError
-from tunedgemm_asm.gcn.cost import cost_of
-from tunedgemm_asm.gcn.frame import frame_of
-from tunedgemm_asm.gcn.names import KernelConfig
-from tunedgemm_asm.gcn.registers import MOST, Reg, Registers
-from tunedgemm_asm.gcn.resources import REGISTERS, TARGETS
-from tunedgemm_asm.gcn.space import CONFIGS, enumerate_configs
+from tunedgemm_asm.resources import REGISTERS
+from tunedgemm_asm_gcn.cost import cost_of
+from tunedgemm_asm_gcn.frame import frame_of
+from tunedgemm_asm_gcn.names import KernelConfig
+from tunedgemm_asm_gcn.registers import MOST, Reg, Registers
+from tunedgemm_asm_gcn.resources import TARGETS
+from tunedgemm_asm_gcn.space import CONFIGS, enumerate_configs
 
 GOOD = KernelConfig("gfx942", 64, 128, 2, 2)
 

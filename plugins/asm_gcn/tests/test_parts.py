@@ -2,12 +2,12 @@
 
 import itertools
 
-from tunedgemm_asm.gcn import loop, prologue
-from tunedgemm_asm.gcn.frame import frame_of
-from tunedgemm_asm.gcn.names import KernelConfig
-from tunedgemm_asm.gcn.registers import M0, Reg
-from tunedgemm_asm.gcn.space import CONFIGS
-from tunedgemm_asm.gcn.stream import Op, op, weave
+from tunedgemm_asm_gcn import loop, prologue
+from tunedgemm_asm_gcn.frame import frame_of
+from tunedgemm_asm_gcn.names import KernelConfig
+from tunedgemm_asm_gcn.registers import M0, Reg
+from tunedgemm_asm_gcn.space import CONFIGS
+from tunedgemm_asm_gcn.stream import Op, op, weave
 
 TILES = [config for config in CONFIGS if not config.split]
 #: Lanes of the lower half of a wave whose 16 bytes LDS gives at once to `ds_read_b128`, as first

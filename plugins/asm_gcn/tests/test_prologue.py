@@ -4,11 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-from tunedgemm_asm.gcn import epilogue, prologue, splitk
-from tunedgemm_asm.gcn.frame import frame_of
-from tunedgemm_asm.gcn.hazards import with_nops
-from tunedgemm_asm.gcn.names import KernelConfig
-from tunedgemm_asm.gcn.waits import with_waits
+from tunedgemm_asm_gcn import epilogue, prologue, splitk
+from tunedgemm_asm_gcn.frame import frame_of
+from tunedgemm_asm_gcn.hazards import with_nops
+from tunedgemm_asm_gcn.names import KernelConfig
+from tunedgemm_asm_gcn.waits import with_waits
 
 PLAIN = KernelConfig("gfx942", 64, 128, 2, 2, split=True)
 SHUFFLED = KernelConfig("gfx950", 64, 128, 1, 2, shuffled=True, split=True)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from tunedgemm.plugin import Shape
 from tunedgemm_asm.abi import ABIS
-from tunedgemm_asm.gcn.kernel import stream_of, text_of
-from tunedgemm_asm.gcn.names import KernelConfig
-from tunedgemm_asm.gcn.space import CONFIGS
-from tunedgemm_asm.gcn.stream import Op
 from tunedgemm_asm.launch import arguments_of
 from tunedgemm_asm.limits import unfit_config
 from tunedgemm_asm.manifest import KernelConfig as PackedConfig
+from tunedgemm_asm_gcn.kernel import stream_of, text_of
+from tunedgemm_asm_gcn.names import KernelConfig
+from tunedgemm_asm_gcn.space import CONFIGS
+from tunedgemm_asm_gcn.stream import Op
 
 pytestmark = pytest.mark.nightly
 

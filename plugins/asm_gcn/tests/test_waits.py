@@ -4,11 +4,11 @@ import itertools
 
 import attrs
 import pytest
-from tunedgemm_asm.gcn.kernel import stream_of
-from tunedgemm_asm.gcn.registers import M0, Reg
-from tunedgemm_asm.gcn.space import CONFIGS
-from tunedgemm_asm.gcn.stream import Label, Op, branch, op
-from tunedgemm_asm.gcn.waits import MOST, unmet, wait, with_waits
+from tunedgemm_asm_gcn.kernel import stream_of
+from tunedgemm_asm_gcn.registers import M0, Reg
+from tunedgemm_asm_gcn.space import CONFIGS
+from tunedgemm_asm_gcn.stream import Label, Op, branch, op
+from tunedgemm_asm_gcn.waits import MOST, unmet, wait, with_waits
 
 pytestmark = pytest.mark.nightly
 

@@ -21,11 +21,11 @@ import attrs
 from tunedgemm.plugin import PluginError
 from tunedgemm.tools import expanded
 
-from tunedgemm_asm.gcn.frame import ABI
-from tunedgemm_asm.gcn.kernel import text_of
-from tunedgemm_asm.gcn.names import STEP, KernelConfig
-from tunedgemm_asm.gcn.resources import target_of
-from tunedgemm_asm.gcn.space import enumerate_configs
+from tunedgemm_asm_gcn.frame import ABI
+from tunedgemm_asm_gcn.kernel import text_of
+from tunedgemm_asm_gcn.names import STEP, KernelConfig
+from tunedgemm_asm_gcn.resources import target_of
+from tunedgemm_asm_gcn.space import enumerate_configs
 
 CLANG = "TUNEDGEMM_ASM_CLANG"
 #: Timeout of a run in seconds; one run of Triton's LLVM assembles all kernels of a pack, < 1 s

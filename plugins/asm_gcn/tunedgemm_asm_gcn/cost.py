@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 import attrs
+from tunedgemm_asm.resources import REGISTERS
 
-from tunedgemm_asm.gcn.kernel import stream_of, vectors
-from tunedgemm_asm.gcn.loop import LOOP
-from tunedgemm_asm.gcn.names import STEP_BYTES, KernelConfig
-from tunedgemm_asm.gcn.resources import REGISTER_GRANULE, REGISTERS, WAVES
-from tunedgemm_asm.gcn.stream import Label, Op
+from tunedgemm_asm_gcn.kernel import stream_of, vectors
+from tunedgemm_asm_gcn.loop import LOOP
+from tunedgemm_asm_gcn.names import STEP_BYTES, KernelConfig
+from tunedgemm_asm_gcn.resources import REGISTER_GRANULE, WAVES
+from tunedgemm_asm_gcn.stream import Label, Op
 
 #: Cycles between two instructions of a wave.
 _ISSUE = 4

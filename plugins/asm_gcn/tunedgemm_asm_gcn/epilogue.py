@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import attrs
 
-from tunedgemm_asm.gcn.frame import Frame
-from tunedgemm_asm.gcn.names import SIDE
-from tunedgemm_asm.gcn.prologue import RAW, describe, rows_left
-from tunedgemm_asm.gcn.registers import VCC, Reg
-from tunedgemm_asm.gcn.stream import Item, Label, Op, branch, op
+from tunedgemm_asm_gcn.frame import Frame
+from tunedgemm_asm_gcn.names import SIDE
+from tunedgemm_asm_gcn.prologue import RAW, describe, rows_left
+from tunedgemm_asm_gcn.registers import VCC, Reg
+from tunedgemm_asm_gcn.stream import Item, Label, Op, branch, op
 
 #: Offset outside every buffer; stores there are dropped.
 NOWHERE = 0x80000000

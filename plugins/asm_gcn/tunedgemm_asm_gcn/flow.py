@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from tunedgemm_asm.gcn.stream import Label, Op, Stream
+from tunedgemm_asm_gcn.stream import Label, Op, Stream
 
 #: Rounds after which states may only grow, which ensures termination; loops need three or four.
 _PATIENCE = 12

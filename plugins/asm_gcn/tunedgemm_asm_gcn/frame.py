@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import attrs
-
 from tunedgemm_asm.abi import ABIS
-from tunedgemm_asm.gcn.names import HALVES, KernelConfig
-from tunedgemm_asm.gcn.registers import Reg, Registers
+
+from tunedgemm_asm_gcn.names import HALVES, KernelConfig
+from tunedgemm_asm_gcn.registers import Reg, Registers
 
 ABI = ABIS["tunedgemm-bf16"]
 

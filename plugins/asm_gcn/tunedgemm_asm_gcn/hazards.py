@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-from tunedgemm_asm.gcn import flow
-from tunedgemm_asm.gcn.registers import M0, Reg
-from tunedgemm_asm.gcn.resources import Target
-from tunedgemm_asm.gcn.stream import Item, Op, Stream, op
+from tunedgemm_asm_gcn import flow
+from tunedgemm_asm_gcn.registers import M0, Reg
+from tunedgemm_asm_gcn.resources import Target
+from tunedgemm_asm_gcn.stream import Item, Op, Stream, op
 
 Unit = tuple[str, int]
 #: Wait states from a kind of writer to a kind of reader.

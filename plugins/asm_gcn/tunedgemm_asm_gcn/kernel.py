@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tunedgemm_asm.gcn.epilogue import store_tile
-from tunedgemm_asm.gcn.frame import ABI, Frame, frame_of
-from tunedgemm_asm.gcn.hazards import with_nops
-from tunedgemm_asm.gcn.loop import loop, start
-from tunedgemm_asm.gcn.names import KernelConfig
-from tunedgemm_asm.gcn.prologue import (
+from tunedgemm_asm_gcn.epilogue import store_tile
+from tunedgemm_asm_gcn.frame import ABI, Frame, frame_of
+from tunedgemm_asm_gcn.hazards import with_nops
+from tunedgemm_asm_gcn.loop import loop, start
+from tunedgemm_asm_gcn.names import KernelConfig
+from tunedgemm_asm_gcn.prologue import (
     choose_tile,
     clear_accumulators,
     describe_operand,
@@ -19,10 +19,10 @@ from tunedgemm_asm.gcn.prologue import (
     place_waves,
     share_of_k,
 )
-from tunedgemm_asm.gcn.resources import THREADS
-from tunedgemm_asm.gcn.splitk import share_tile
-from tunedgemm_asm.gcn.stream import Item
-from tunedgemm_asm.gcn.waits import with_waits
+from tunedgemm_asm_gcn.resources import THREADS
+from tunedgemm_asm_gcn.splitk import share_tile
+from tunedgemm_asm_gcn.stream import Item
+from tunedgemm_asm_gcn.waits import with_waits
 
 #: Scalars reserved in addition: VCC, flat scratch and XNACK.
 _RESERVED_SCALARS = 6

@@ -11,11 +11,11 @@ also do so where loads write LDS directly, into the buffer that was read last.
 
 from __future__ import annotations
 
-from tunedgemm_asm.gcn.frame import Frame
-from tunedgemm_asm.gcn.names import HALVES, ROWS, SIDE, STEP_BYTES
-from tunedgemm_asm.gcn.prologue import step_bytes
-from tunedgemm_asm.gcn.registers import M0, Reg
-from tunedgemm_asm.gcn.stream import Item, Label, Op, branch, op, weave
+from tunedgemm_asm_gcn.frame import Frame
+from tunedgemm_asm_gcn.names import HALVES, ROWS, SIDE, STEP_BYTES
+from tunedgemm_asm_gcn.prologue import step_bytes
+from tunedgemm_asm_gcn.registers import M0, Reg
+from tunedgemm_asm_gcn.stream import Item, Label, Op, branch, op, weave
 
 #: Bytes between a lane's loads of a shuffled weight for the two halves of a step.
 _HALF_SHUFFLED = 1024

@@ -7,7 +7,7 @@ import math
 import attrs
 from tunedgemm.plugin import PluginError
 
-from tunedgemm_asm.gcn.resources import THREADS, Target, target_of
+from tunedgemm_asm_gcn.resources import THREADS, Target, target_of
 
 #: Rows and columns of an MFMA; bf16 elements of the widest load (16 bytes); elements along K of a
 #: step (128 bytes: a cache line, and what 8 lanes load).

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tunedgemm_asm.gcn.frame import ABI, Frame
-from tunedgemm_asm.gcn.names import HALVES, PACK, ROWS, SIDE, STEP, STEP_BYTES, KernelConfig
-from tunedgemm_asm.gcn.registers import Reg
-from tunedgemm_asm.gcn.stream import Op, op
+from tunedgemm_asm_gcn.frame import ABI, Frame
+from tunedgemm_asm_gcn.names import HALVES, PACK, ROWS, SIDE, STEP, STEP_BYTES, KernelConfig
+from tunedgemm_asm_gcn.registers import Reg
+from tunedgemm_asm_gcn.stream import Op, op
 
 #: Word 3 of a buffer descriptor: 32-bit format, no stride, no swizzle; the range is checked in
 #: bytes.

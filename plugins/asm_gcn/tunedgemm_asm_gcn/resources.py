@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 import attrs
 from tunedgemm.plugin import PluginError
+from tunedgemm_asm.resources import LDS
 
 
 @attrs.frozen
@@ -44,13 +45,13 @@ class Target:
     packs: bool
 
 
-#: Registers of a lane in a SIMD, their allocation granularity, most waves of a SIMD, lanes of a
+#: Allocation granularity of a lane's registers, most waves of a SIMD, lanes of a
 #: workgroup.
-REGISTERS, REGISTER_GRANULE, WAVES, THREADS = 512, 8, 8, 256
+REGISTER_GRANULE, WAVES, THREADS = 8, 8, 256
 TARGETS = MappingProxyType(
     {
-        "gfx942": Target("gfx942", 64 << 10, 512, 32, "v_mfma_f32_16x16x16_bf16", 16, 16, 4, False, False, False),
-        "gfx950": Target("gfx950", 160 << 10, 1280, 64, "v_mfma_f32_16x16x32_bf16", 32, 16, 4, True, True, True),
+        "gfx942": Target("gfx942", LDS["gfx942"], 512, 32, "v_mfma_f32_16x16x16_bf16", 16, 16, 4, False, False, False),
+        "gfx950": Target("gfx950", LDS["gfx950"], 1280, 64, "v_mfma_f32_16x16x32_bf16", 32, 16, 4, True, True, True),
     }
 )
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tunedgemm_asm.gcn.names import KernelConfig
-from tunedgemm_asm.gcn.resources import TARGETS, target_of
+from tunedgemm_asm_gcn.names import KernelConfig
+from tunedgemm_asm_gcn.resources import TARGETS, target_of
 
 #: Rows, columns, waves along M for a plain weight, prefetch for a plain and for a shuffled weight.
 #:

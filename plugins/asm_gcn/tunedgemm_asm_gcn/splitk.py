@@ -15,10 +15,10 @@ invalidation (``buffer_inv``).
 
 from __future__ import annotations
 
-from tunedgemm_asm.gcn.frame import Frame
-from tunedgemm_asm.gcn.prologue import RAW
-from tunedgemm_asm.gcn.registers import EXEC, Reg
-from tunedgemm_asm.gcn.stream import Item, Label, Op, branch, op
+from tunedgemm_asm_gcn.frame import Frame
+from tunedgemm_asm_gcn.prologue import RAW
+from tunedgemm_asm_gcn.registers import EXEC, Reg
+from tunedgemm_asm_gcn.stream import Item, Label, Op, branch, op
 
 #: Bytes that a wave stores of one block: 16 for each lane.
 _BLOCK = 1024

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from tunedgemm_asm.gcn.registers import EXEC, SCC, Reg
+from tunedgemm_asm_gcn.registers import EXEC, SCC, Reg
 
 Operand = Reg | int | float | str
 #: Scalar instructions that preserve SCC; all others used here write it.

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
-from tunedgemm_asm.gcn import flow
-from tunedgemm_asm.gcn.stream import Item, Op, Stream
+from tunedgemm_asm_gcn import flow
+from tunedgemm_asm_gcn.stream import Item, Op, Stream
 
 #: Largest counts waited for: one below the limits of the counters (63, 15), which saturate.
 MOST = {"vmcnt": 62, "lgkmcnt": 14}
