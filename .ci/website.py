@@ -89,6 +89,7 @@ def _reference(config: MkDocsConfig) -> Iterator[File]:
         "plugin": _page("tunedgemm.plugin", {"Names": _exported("plugin")}),
         "tools": _page("tunedgemm.tools", {"Names": _exported("tools")}),
         "integration": _page("tunedgemm.integration", {"Names": sorted(_typed_imports(CORE / "integration.py"))}),
+        "results": _page("tunedgemm.results", {"Names": _exported("results")}),
         "testing": _page("tunedgemm.testing", {module: [f"{module}.{name}" for name in names] for module, names in TESTING.items()}),
     }
     for name, text in pages.items():

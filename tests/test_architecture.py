@@ -24,7 +24,7 @@ ONLY_IN = {
     "pandas": ("table.lookup", "tuner"),
     "triton": (),
     "pebble": ("tuner",),
-    "ray": ("tuner",),
+    "ray": (),
 }
 #: modules of `dispatch` that may import the tuner; no other code that serves a call does
 TUNES_ON_MISS = ("dispatch.online",)

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import pytest
 import tunedgemm
 from markdown_it import MarkdownIt
-from tunedgemm import integration, plugin, tools
+from tunedgemm import integration, plugin, results, tools
 
 for library in ("material", "mdx_truly_sane_lists", "mkdocs", "mkdocstrings_handlers.python"):
     pytest.importorskip(library, reason="the site's libraries are not installed; `pip install tunedgemm[site]`")
@@ -159,6 +159,7 @@ def test_reference_has_every_public_name(site):
         "plugin": plugin.__all__,
         "tools": tools.__all__,
         "integration": integration.__all__,
+        "results": results.__all__,
     }
 
     missing = []
