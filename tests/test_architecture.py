@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import graphlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -146,6 +147,13 @@ def test_packages_beside_the_core_import_its_menus_only():
 
     assert not faults(sources(*BESIDE, ROOT / "plugins", ROOT / "examples" / "thirdparty-plugin"), strange)
     assert not faults(CORE_FILES, outside)
+
+
+def test_no_import_circles_in_packages_of_the_wheel():
+    """Their modules have an order, although engines import some of them late."""
+    for package in (path for path in BESIDE if path.parent == CORE.parent):
+        names = {path: ".".join(path.relative_to(CORE.parent).with_suffix("").parts) for path in sources(package)}
+        graphlib.TopologicalSorter({name: {*imports(path)} & {*names.values()} for path, name in names.items()}).prepare()
 
 
 def test_files_and_functions_are_short():
