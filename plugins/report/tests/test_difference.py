@@ -24,20 +24,6 @@ def test_two_tables_of_one_op_are_two_sides(table):
     assert difference(second, first).counts["slower"] == 2
 
 
-def test_a_table_and_its_profile_are_one_side(table, log):
-    """Take files of two kinds for one side, and files of two ops as well."""
-    single, _ = read_sides([table(), log(name="other.jsonl")])
-
-    assert single is None
-
-
-def test_tables_without_a_common_shape_are_one_side(table, log):
-    """Take two logs of other shapes for one side, as there is nothing to compare."""
-    single, all_of_both = read_sides([log(log_lines({shape: TRIALS[shape]}), f"{shape.m}.jsonl") for shape in (WIDE, TALL)])
-
-    assert single is None and len(all_of_both.entries) == 2
-
-
 def test_against_names_the_earlier_files(table, log):
     """Compare sides of several files each."""
     first, second = read_sides([table("b.csv", scale=0.5)], [table("a.csv"), log(name="a.jsonl")])
