@@ -252,6 +252,15 @@ def test_the_engines_of_the_installed_packages_are_asked() -> None:
     assert health.engines() == [SGLANG, VLLM]
 
 
+def test_a_switch_without_engines_is_a_fault(monkeypatch: pytest.MonkeyPatch, cpu: Device) -> None:
+    """A tunedgemm that is imported through a path has no entry points, and would route nothing in silence."""
+    monkeypatch.setattr(health, "entry_points", lambda **_: [])
+    assert not health.routing(cpu, 3).faults
+    monkeypatch.setenv("TUNEDGEMM_VLLM", "1")
+    (fault,) = health.routing(cpu, 3).faults
+    assert str(fault).startswith("engines: none can be routed (got no entry point 'tunedgemm.engines'); install tunedgemm with pip")
+
+
 def test_vllm_that_would_not_route(monkeypatch: pytest.MonkeyPatch, cpu: Device) -> None:
     """Each reason why vLLM keeps its kernels is named where the plugin is switched on."""
     fact, fault = _answer(cpu, 3)

@@ -17,6 +17,8 @@ from tunedgemm.process.variables import read_switch
 
 #: Entry points of the engines' packages.
 GROUP = "tunedgemm.engines"
+#: Variables that switch on a plugin of tunedgemm's own wheel.
+SWITCHES = ("TUNEDGEMM_SGLANG", "TUNEDGEMM_VLLM")
 
 
 @attrs.frozen
@@ -61,8 +63,12 @@ def routing(device: Device, rows: int) -> Section:
         Fact("rows for this device", rows),
     ]
     facts += [Fact(name, state) for name, state in routed_functions().items()]
-    faults = []
-    for engine in engines():
+    faults: list[Fault] = []
+    found = engines()
+    if not found and (on := [name for name in SWITCHES if read_switch(name)]):
+        remedy = f"install tunedgemm with pip instead of through a path, or unset {' and '.join(on)}"
+        faults.append(Fault("engines", f"none can be routed (got no entry point {GROUP!r})", remedy))
+    for engine in found:
         fact, fault = answer(engine, device, rows, settings)
         facts.append(fact)
         faults += [fault] if fault else []
