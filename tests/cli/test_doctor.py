@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -247,9 +248,12 @@ def test_variables_of_others_are_no_mistakes(name: str) -> None:
     assert not environment.environment(fake_registry(), {name: "1"}).faults
 
 
-def test_the_engines_of_the_installed_packages_are_asked() -> None:
-    """Their packages are found by entry points, in order of names."""
-    assert health.engines() == [SGLANG, VLLM]
+def test_the_engines_of_the_installed_packages_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their packages are found by entry points, in order of names; one that fails is a fault."""
+    assert health.engines() == ([SGLANG, VLLM], [])
+    monkeypatch.setattr(health, "entry_points", lambda **_: [EntryPoint("mine", "absent_engine:ENGINE", health.GROUP)])
+    found, (fault,) = health.engines()
+    assert not found and str(fault).startswith("absent_engine:ENGINE: is not an engine (got ModuleNotFoundError: No module named")
 
 
 def test_a_switch_without_engines_is_a_fault(monkeypatch: pytest.MonkeyPatch, cpu: Device) -> None:

@@ -41,10 +41,17 @@ class Engine:
     off_reason: Callable[[str, str, bool], str]
 
 
-def engines() -> list[Engine]:
-    """Load the engines of the installed packages, by the entry points of `GROUP`."""
-    loaded = (load(entry)[0] for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name))
-    return [engine for engine in loaded if isinstance(engine, Engine)]
+def engines() -> tuple[list[Engine], list[Fault]]:
+    """Load the engines that the entry points of `GROUP` name; those that fail are faults."""
+    found: list[Engine] = []
+    faults = []
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        engine, fault = load(entry)
+        if isinstance(engine, Engine):
+            found.append(engine)
+        else:
+            faults.append(Fault(entry.value, f"is not an engine (got {fault or repr(engine)})", "reinstall its distribution"))
+    return found, faults
 
 
 def routing(device: Device, rows: int) -> Section:
@@ -63,8 +70,7 @@ def routing(device: Device, rows: int) -> Section:
         Fact("rows for this device", rows),
     ]
     facts += [Fact(name, state) for name, state in routed_functions().items()]
-    faults: list[Fault] = []
-    found = engines()
+    found, faults = engines()
     if not found and (on := [name for name in SWITCHES if read_switch(name)]):
         remedy = f"install tunedgemm with pip instead of through a path, or unset {' and '.join(on)}"
         faults.append(Fault("engines", f"none can be routed (got no entry point {GROUP!r})", remedy))
