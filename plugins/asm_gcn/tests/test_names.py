@@ -5,8 +5,6 @@ import itertools
 import attrs
 import pytest
 from tunedgemm.plugin import PluginError
-from tunedgemm_asm.resources import REGISTERS
-from tunedgemm_asm_gcn.cost import cost_of
 from tunedgemm_asm_gcn.frame import frame_of
 from tunedgemm_asm_gcn.names import KernelConfig
 from tunedgemm_asm_gcn.registers import MOST, Reg, Registers
@@ -95,41 +93,3 @@ def test_a_kernel_fits(failing):
         assert f.accumulators.count == 4 * config.blocks <= 256
 
     assert not failing(check, itertools.product(CONFIGS))
-
-
-@pytest.mark.nightly
-def test_a_step_reads_each_element_once(failing):
-    """A step loads and multiplies each element once, and large tiles are bound by MFMA."""
-
-    def check(config):
-        taken = cost_of(config)
-        assert taken.step["mfma"] * config.target.depth == config.blocks * 64
-        loads = config.loads_a + config.loads_b + (2 * config.blocks_n if config.shuffled else 0)
-        assert taken.step["vmem"] == loads
-        operands = 2 * (config.blocks_m + (0 if config.shuffled else config.blocks_n))
-        assert taken.step["lds"] == operands + (0 if config.target.direct else config.loads_a + config.loads_b)
-        assert taken.step["barrier"] == (1 if config.buffers > 1 else 2)
-        assert taken.waves * (taken.vectors + taken.sums) <= REGISTERS
-        if config.tile_m * config.tile_n >= 128 * 128:
-            assert taken.issue_cycles < taken.product_cycles
-            assert taken.waves >= 1
-
-    assert not failing(check, itertools.product([config for config in CONFIGS if not config.split]))
-
-
-def test_limits_of_a_compute_unit(failing):
-    """Occupancy is limited by registers or LDS, as computed by hand."""
-
-    def check(gfx, name, waves):
-        config = next(config for config in CONFIGS if (config.gfx, config.name) == (gfx, f"tunedgemm_bf16_{name}"))
-        assert cost_of(config).waves == waves
-
-    assert not failing(
-        check,
-        [
-            ("gfx942", "64x128_bshuffle_pf3", 3),  # 148 registers of 512; LDS has room for four
-            ("gfx942", "64x128_pf2", 2),  # 24 KiB of 64; registers have room for three
-            ("gfx950", "96x64_pf3", 2),  # 80 KiB of 160; registers have room for five
-            ("gfx950", "96x128_pf3", 1),  # 112 KiB of 160; registers have room for four
-        ],
-    )

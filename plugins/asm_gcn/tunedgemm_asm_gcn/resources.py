@@ -21,11 +21,9 @@ class Target:
     Attributes:
         gfx: its name.
         lds_bytes: LDS of a compute unit, and most LDS of a workgroup.
-        lds_granule: allocation granularity of LDS in bytes.
         lds_banks: banks of four bytes, each read once in a cycle.
         product: MFMA for bf16 with 16 rows and 16 columns.
         depth: elements along K of an MFMA.
-        cycles: cycles for which it occupies the matrix unit of a SIMD.
         passes: passes of four cycles until its result is available; wait states are based on it.
         newer: whether its wait states are those of gfx950.
         direct: whether loads of 16 bytes per lane can write LDS directly.
@@ -34,24 +32,21 @@ class Target:
 
     gfx: str
     lds_bytes: int
-    lds_granule: int
     lds_banks: int
     product: str
     depth: int
-    cycles: int
     passes: int
     newer: bool
     direct: bool
     packs: bool
 
 
-#: Allocation granularity of a lane's registers, most waves of a SIMD, lanes of a
-#: workgroup.
-REGISTER_GRANULE, WAVES, THREADS = 8, 8, 256
+#: Lanes of a workgroup.
+THREADS = 256
 TARGETS = MappingProxyType(
     {
-        "gfx942": Target("gfx942", LDS["gfx942"], 512, 32, "v_mfma_f32_16x16x16_bf16", 16, 16, 4, False, False, False),
-        "gfx950": Target("gfx950", LDS["gfx950"], 1280, 64, "v_mfma_f32_16x16x32_bf16", 32, 16, 4, True, True, True),
+        "gfx942": Target("gfx942", LDS["gfx942"], 32, "v_mfma_f32_16x16x16_bf16", 16, 4, False, False, False),
+        "gfx950": Target("gfx950", LDS["gfx950"], 64, "v_mfma_f32_16x16x32_bf16", 32, 4, True, True, True),
     }
 )
 

@@ -11,7 +11,6 @@ from tunedgemm.device import Device
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
-from tunedgemm.tuner.report import SLOWER
 from tunedgemm.tuner.roofline import LAUNCH_US, ceilings_of, floor_us, pace
 from tunedgemm.tuner.select import tie_margin
 
@@ -164,11 +163,6 @@ class Entry:
     def weight(self) -> int:
         """Return the calls by which this shape counts: 1 where they are unknown."""
         return max(self.calls, 1)
-
-    @property
-    def is_slower(self) -> bool:
-        """Tell whether the winner is slower than torch beyond noise."""
-        return 0.0 < self.gain < SLOWER
 
 
 @attrs.frozen
