@@ -16,7 +16,9 @@ LOWEST = "text"
 #: Lowest first: a module imports only from its folder and those before it.
 ROOMS = ("process", "ops", "backends", "table", "workload", "tuner", "dispatch", "analysis", "integrations", "cli", "testing")
 #: Menus, which re-export names of the rooms above.
-MENUS = ("__init__", "__main__", "plugin", "tools", "integration", "results")
+MENUS = ("__init__", "__main__", "plugin", "tools")
+#: Rooms whose packages are menus, too, for what is not a backend.
+PACKAGE_MENUS = ("integrations", "analysis.results")
 #: The module with another package's functions under the name that programs import.
 FORWARDS = ("integrations.aiter",)
 #: library -> the only modules and rooms that import it
@@ -60,6 +62,12 @@ def module_name(path: Path) -> str:
     return ".".join(path.relative_to(CORE).with_suffix("").parts).removesuffix(".__init__")
 
 
+def is_module(name: str) -> bool:
+    """Tell whether a name below `tunedgemm` is that of a module or package."""
+    path = CORE.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
 def floor(module: str) -> int:
     """Return the floor of a module below `tunedgemm`: its room's, 0 for the files of the root."""
     room = module.partition(".")[0]
@@ -67,8 +75,9 @@ def floor(module: str) -> int:
 
 
 CORE_FILES = sources(CORE)
+_PACKAGES = (*CORE.parent.glob("tunedgemm_*"), *(ROOT / "plugins").glob("*/tunedgemm_*"))
 #: Packages that are shipped with the core, or behind an extra, and import its menus alone.
-BESIDE = sorted(path for path in [*CORE.parent.glob("tunedgemm_*"), *(ROOT / "plugins").glob("*/tunedgemm_*")] if path.is_dir())
+BESIDE = sorted(path for path in _PACKAGES if path.is_dir() and not path.suffix)
 EVERYTHING = sources(CORE.parent, ROOT / "plugins", ROOT / "examples", ROOT / "tests", ROOT / "benchmarks")
 
 
@@ -134,7 +143,8 @@ def test_packages_beside_the_core_import_its_menus_only():
 
     def strange(path: Path) -> set[str]:
         known = {name.removeprefix("tunedgemm.") for name in imports(path) if name.startswith("tunedgemm.")}
-        private = {name for name in known if (CORE / (room := name.partition(".")[0])).is_dir() or (CORE / f"{room}.py").is_file()}
+        known -= {name for name in known if name in PACKAGE_MENUS or (name.rpartition(".")[0] in PACKAGE_MENUS and not is_module(name))}
+        private = {name for name in known if is_module(name.partition(".")[0])}
         test = {"tests", "test_conformance.py"} & set(path.parts)
         if test and path.relative_to(ROOT).parts[1] in WITHOUT_BACKEND:
             return set()

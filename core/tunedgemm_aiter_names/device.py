@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from tunedgemm.integration import current_device, padded_m, tuned_path
+from tunedgemm.integrations import current_device, padded_m, tuned_path
 from tunedgemm.tools import ops, switched_on
 
 #: The project's logger, so that a level that is set on AITER's name has its effect.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tunedgemm.integration import fp8_of
+from tunedgemm.integrations import fp8_of
 from tunedgemm.tools import torch_dtype
 
 

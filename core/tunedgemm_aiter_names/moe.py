@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 from tunedgemm import dispatcher
-from tunedgemm.integration import OperandError, act_word, current_device, padded_tokens, quant_word
+from tunedgemm.integrations import OperandError, act_word, current_device, padded_tokens, quant_word
 from tunedgemm.plugin import Shape, UserError
 from tunedgemm.tools import short_dtype
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import tunedgemm
 from tunedgemm import ActivationType, QuantType, ShuffledWeight
-from tunedgemm.integration import OperandError, quant_word
+from tunedgemm.integrations import OperandError, quant_word
 
 from tunedgemm_aiter_names.operands import SHUFFLED, shuffled
 

@@ -40,7 +40,7 @@ _A16W16 = _alias(_GEMM, "gemm_a16w16_asm")
 _A4W4 = _alias(_GEMM, "gemm_a4w4", "gemm_a4w4_asm", "gemm_a4w4_blockscale")
 _SKINNY = _alias(_GEMM, "LLMM1", "wvSpltK", "wvSplitKQ", wv_splitk_small_fp16_bf16="wvSpltK")
 _ENUMS = _alias("tunedgemm", "ActivationType", "QuantType")
-_INT4 = "tunedgemm.integration"
+_INT4 = "tunedgemm.integrations"
 _ORDER = "tunedgemm_aiter_names.shuffle"
 _SHUFFLE = {
     **_alias("tunedgemm", "shuffle_weight"),

@@ -6,7 +6,7 @@ import torch
 import tunedgemm
 from torch import Tensor
 from tunedgemm import ShuffledScale, ShuffledWeight, as_shuffled
-from tunedgemm.integration import OperandError, plain_bytes
+from tunedgemm.integrations import OperandError, plain_bytes
 
 #: Orders of e8m0 scales: row-major, and that of AITER's kernels.
 ROW, SHUFFLED = "row", ShuffledScale.scale_order

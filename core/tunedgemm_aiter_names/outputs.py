@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from tunedgemm.integration import OperandError
+from tunedgemm.integrations import OperandError
 from tunedgemm.plugin import UserError
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import tunedgemm
 from torch import Tensor
-from tunedgemm.integration import OperandError, per_1x32_f8_quant
+from tunedgemm.integrations import OperandError, per_1x32_f8_quant
 from tunedgemm.plugin import UserError
 
 from tunedgemm_aiter_names import dtypes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import tunedgemm
-from tunedgemm.integration import OperandError, Order, alternated, gate_block, name_of
+from tunedgemm.integrations import OperandError, Order, alternated, gate_block, name_of
 
 #: Rows of a tile of shuffled scales.
 _TILE = 32

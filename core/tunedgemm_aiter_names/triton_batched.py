@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import tunedgemm
 from torch import Tensor
-from tunedgemm.integration import OperandError
+from tunedgemm.integrations import OperandError
 
 from tunedgemm_aiter_names.gemm import batched_a8w8, batched_bf16
 from tunedgemm_aiter_names.signatures import functions

@@ -6,7 +6,7 @@ import json
 import logging
 
 import torch
-from tunedgemm.integration import current_device, read
+from tunedgemm.integrations import current_device, read
 from tunedgemm.plugin import device_of
 from tunedgemm.tools import artifact
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tunedgemm.integration import Engine
+from tunedgemm.integrations import Engine
 
 from tunedgemm_engines import sglang, vllm
 from tunedgemm_engines.start import unknown_version

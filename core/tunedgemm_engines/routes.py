@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 import torch
 from tunedgemm import dispatcher
-from tunedgemm.integration import define_op, equivalent_orders, logger, plain, with_order
+from tunedgemm.integrations import define_op, equivalent_orders, logger, plain, with_order
 from tunedgemm.plugin import Device, Shape, device_of
 
 from tunedgemm_engines.scales import TELLING_ROWS, at_m, explain_row, is_served

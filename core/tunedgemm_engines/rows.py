@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tunedgemm import dispatcher
-from tunedgemm.integration import current_device, offers, with_order
+from tunedgemm.integrations import current_device, offers, with_order
 from tunedgemm.plugin import Device, Shape, device_of
 
 from tunedgemm_engines.scales import M_MAJOR, at_m

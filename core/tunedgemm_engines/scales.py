@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from tunedgemm import dispatcher
-from tunedgemm.integration import OperandError, field_of, order_of, with_order
+from tunedgemm.integrations import OperandError, field_of, order_of, with_order
 from tunedgemm.plugin import Device, Shape, device_of
 from tunedgemm.tools import scale_order
 

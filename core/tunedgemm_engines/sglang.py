@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tunedgemm.integration import logger, read_switch
+from tunedgemm.integrations import logger, read_switch
 
 from tunedgemm_engines.start import fingerprint, is_supported_version, spared
 
@@ -84,7 +84,7 @@ def _load_model(theirs: Callable[..., Any], runner: Any, *arguments: Any, **name
 def _init_cuda_graphs(theirs: Callable[..., Any], runner: Any, *arguments: Any, **named: Any) -> Any:
     """Capture the graphs, then log which layers go through tables."""
     result = theirs(runner, *arguments, **named)
-    from tunedgemm.integration import current_device
+    from tunedgemm.integrations import current_device
 
     from tunedgemm_engines.routes import end_warm_up, summary
     from tunedgemm_engines.rows import unrouted

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from tunedgemm import linear
-from tunedgemm.integration import plain
+from tunedgemm.integrations import plain
 from tunedgemm.plugin import Shape
 from tunedgemm.tools import short_dtype
 

@@ -11,7 +11,7 @@ import hashlib
 import logging
 from collections.abc import Iterator
 
-from tunedgemm.integration import printable_line
+from tunedgemm.integrations import printable_line
 from tunedgemm.plugin import UserError
 
 #: Longest description of an error: a compiler's has thousands of lines.

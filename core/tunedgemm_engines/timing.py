@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from tunedgemm.integration import touch
+from tunedgemm.integrations import touch
 
 #: Rounds of one comparison, and the fewest bytes of weights in one graph: three times the largest
 #: L2 (60 MB).

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
-from tunedgemm.integration import logger, read, read_switch
+from tunedgemm.integrations import logger, read, read_switch
 
 from tunedgemm_engines.start import fingerprint, spared, unknown_version
 from tunedgemm_engines.vllm_backend import LAYERS, TAKES_NAME, offer_name, other_names, with_named
@@ -180,7 +180,7 @@ def _after_warm_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
     def compile_or_warm_up_model(self: Any) -> Any:
         result = theirs(self)
-        from tunedgemm.integration import current_device
+        from tunedgemm.integrations import current_device
 
         from tunedgemm_engines.routes import end_warm_up, summary
         from tunedgemm_engines.rows import unrouted
@@ -261,7 +261,7 @@ def _named_backend(method: Any) -> str:
 def _plain_route(method: Any, layer: Any) -> str:
     """Return the name of the route of a layer of 16 bits."""
     from tunedgemm import linear
-    from tunedgemm.integration import plain
+    from tunedgemm.integrations import plain
     from tunedgemm.plugin import Shape
     from tunedgemm.tools import short_dtype
     from vllm.model_executor.layers.utils import dispatch_unquantized_gemm

@@ -18,7 +18,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from tunedgemm.integration import read
+from tunedgemm.integrations import read
 
 from tunedgemm_engines.start import spared
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from tunedgemm import QuantType, dispatcher, fused_moe
-from tunedgemm.integration import OperandError, logger, plain
+from tunedgemm.integrations import OperandError, logger, plain
 from tunedgemm.plugin import Shape
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.fused_moe import modular_kernel

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from tunedgemm import ActivationType, QuantType, dispatcher, fused_moe
-from tunedgemm.integration import plain
+from tunedgemm.integrations import plain
 from tunedgemm.plugin import Shape, device_of
 from tunedgemm.tools import short_dtype
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from tunedgemm import gemm_a8w8, gemm_a8w8_blockscale
-from tunedgemm.integration import plain, with_order
+from tunedgemm.integrations import plain, with_order
 from tunedgemm.plugin import Shape
 from tunedgemm.tools import short_dtype
 from vllm.model_executor.kernels import linear

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from tunedgemm import gemm_a8w8
-from tunedgemm.integration import plain
+from tunedgemm.integrations import plain
 from tunedgemm.plugin import Shape
 from tunedgemm.tools import short_dtype
 from vllm import _custom_ops

@@ -5,7 +5,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-from tunedgemm.integration import read_switch
+from tunedgemm.integrations import read_switch
 from tunedgemm_engines import sglang, vllm
 
 GROUPS = {"vllm.general_plugins": vllm, "sglang.srt.plugins": sglang}

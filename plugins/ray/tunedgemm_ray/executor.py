@@ -20,7 +20,7 @@ from typing import Any
 
 import attrs
 from tunedgemm import __version__
-from tunedgemm.integration import DeviceLost, Registry, device_tuner
+from tunedgemm.integrations import DeviceLost, Registry, device_tuner
 from tunedgemm.plugin import Op, UserError
 from tunedgemm.tools import Options, Outcome, op_named
 

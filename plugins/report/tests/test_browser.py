@@ -11,8 +11,8 @@ from typing import Any
 
 import attrs
 import pytest
+from tunedgemm.analysis.results import read_findings
 from tunedgemm.device import Device
-from tunedgemm.results import read_findings
 from tunedgemm_report import report_page
 from tunedgemm_report.document import document
 

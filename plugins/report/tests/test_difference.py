@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import attrs
 import pytest
+from tunedgemm.analysis.results import read_findings, read_sides
 from tunedgemm.device import Device
-from tunedgemm.results import read_findings, read_sides
 from tunedgemm.solution import Solution
 from tunedgemm_report.difference import difference
 from tunedgemm_report.document import document

@@ -6,8 +6,8 @@ import json
 
 import attrs
 import pytest
+from tunedgemm.analysis.results import read_findings
 from tunedgemm.device import Device
-from tunedgemm.results import read_findings
 from tunedgemm_report.document import document
 
 from .conftest import TRIALS, WIDE, log_lines, trial_line, with_name

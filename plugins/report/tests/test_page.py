@@ -7,8 +7,8 @@ import json
 import sys
 
 import pytest
+from tunedgemm.analysis.results import read_findings
 from tunedgemm.errors import UserError
-from tunedgemm.results import read_findings
 from tunedgemm_report import report_page
 from tunedgemm_report.document import document
 from tunedgemm_report.page import page

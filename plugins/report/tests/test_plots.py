@@ -5,8 +5,8 @@ from __future__ import annotations
 import xml.etree.ElementTree
 
 import pytest
+from tunedgemm.analysis.results import read_findings, read_sides
 from tunedgemm.errors import UserError
-from tunedgemm.results import read_findings, read_sides
 from tunedgemm_report.document import document
 from tunedgemm_report.plots import data_sets, write_plots
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from tunedgemm.analysis.results import covered, read_sides
 from tunedgemm.plugin import Device
-from tunedgemm.results import covered, read_sides
 
 from tunedgemm_report.document import document
 from tunedgemm_report.page import page
@@ -22,7 +22,7 @@ def report_page(
     """Return the page of some files.
 
     Args:
-        paths, against, op, device: as of `tunedgemm.results.read_sides`.
+        paths, against, op, device: as of `tunedgemm.analysis.results.read_sides`.
         live: a script of a live page; see `page.page`.
 
     Raises:

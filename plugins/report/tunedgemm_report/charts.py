@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from tunedgemm.results import BASELINE
+from tunedgemm.analysis.results import BASELINE
 
 Spec = dict[str, Any]
 

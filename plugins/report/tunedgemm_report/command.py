@@ -28,7 +28,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from tunedgemm.results import covered, device_of_text, number_of, read_sides
+    from tunedgemm.analysis.results import covered, device_of_text, number_of, read_sides
 
     from tunedgemm_report.document import document
     from tunedgemm_report.page import page, vega

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
+from tunedgemm.analysis.results import SLOWER, Entry, Findings, Winner, tie_margin
 from tunedgemm.plugin import Shape
-from tunedgemm.results import SLOWER, Entry, Findings, Winner, tie_margin
 
 #: verdict -> its meaning, in the order of the page
 VERDICTS = {

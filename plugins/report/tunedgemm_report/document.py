@@ -10,8 +10,8 @@ from typing import Any
 
 import attrs
 from tunedgemm import __version__
+from tunedgemm.analysis.results import SLOWER, STATUSES, TIMED, UNKNOWN, Entry, Faults, Findings, gain_of, printable_line, rank, sizes
 from tunedgemm.plugin import Device
-from tunedgemm.results import SLOWER, STATUSES, TIMED, UNKNOWN, Entry, Faults, Findings, gain_of, printable_line, rank, sizes
 
 from tunedgemm_report.difference import VERDICTS, difference
 from tunedgemm_report.strips import Names, room_of_shape, strip
@@ -30,7 +30,7 @@ def document(
     Args:
         title: the heading; by default the names of the files.
         against: earlier findings, with which these are compared.
-        coverage: what `tunedgemm.results.covered` found.
+        coverage: what `tunedgemm.analysis.results.covered` found.
     """
     entries = sorted(findings.entries.values(), key=lambda entry: (entry.op.name, entry.shape.n, entry.shape.k, entry.shape.m))
     names, room = Names(), room_of_shape(len(entries))

@@ -19,8 +19,8 @@ from types import TracebackType
 from typing import Any
 
 import attrs
+from tunedgemm.analysis.results import Findings, read_findings, trials_path
 from tunedgemm.plugin import TunedGemmError, UserError
-from tunedgemm.results import Findings, read_findings, trials_path
 from tunedgemm.tools import Outcome, Planned, Progress
 
 from tunedgemm_report.document import document

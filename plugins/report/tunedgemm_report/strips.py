@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import attrs
-from tunedgemm.results import BASELINE, TIMED, Entry, Trial, printable_line
+from tunedgemm.analysis.results import BASELINE, TIMED, Entry, Trial, printable_line
 
 #: Candidates of all shapes together, and of one shape, that a page holds.
 MOST, MOST_OF_SHAPE = 60_000, 400

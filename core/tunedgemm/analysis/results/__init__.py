@@ -1,4 +1,8 @@
-"""What tuning found, read from its tables, trial logs, profiles and lists of shapes."""
+"""What tuning found, read from its tables, trial logs, profiles and lists of shapes.
+
+It is the menu of packages that show results. `read_sides` and `read_findings` read the files. An
+`Entry` has what they say about one shape on one device, and the figures that follow.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,24 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tunedgemm.analysis.coverage.captured import Replays
-from tunedgemm.analysis.results.entry import UNKNOWN, Winner
+from tunedgemm.analysis.results.captured import covered
+from tunedgemm.analysis.results.entry import BASELINE, TIMED, UNKNOWN, Entry, Trial, Winner, gain_of
 from tunedgemm.analysis.results.files import Faults, is_packed, kind_of, op_of_table
 from tunedgemm.analysis.results.findings import Findings
 from tunedgemm.analysis.results.trials import read_log_into, read_profile_into
-from tunedgemm.device import Device
+from tunedgemm.device import Device, device_of_text
 from tunedgemm.errors import UserError
+from tunedgemm.libtypes import rank
 from tunedgemm.ops import op_named, ops
 from tunedgemm.table.csvfile import read_rows
 from tunedgemm.table.folders import home_folder, named_file, tuned_path
 from tunedgemm.table.sheet import present
 from tunedgemm.table.untuned import Untuned, read_listed
+from tunedgemm.text.printable import printable_line
+from tunedgemm.timing import STATUSES
 from tunedgemm.tuner.log import trials_path
+from tunedgemm.tuner.report import SLOWER, number_of, sizes
+from tunedgemm.tuner.select import tie_margin
 from tunedgemm.workload.lists import op_of_file
 
 #: Kinds in the order of reading: a device that a table or log names is known to the others.
@@ -128,4 +138,26 @@ def _read_table(path: Path, findings: Findings, faults: Faults, op: str) -> None
             findings.versions.add(row.libver if libtype in row.libver.lower() else f"{libtype} {row.libver}")
 
 
-__all__ = ["Findings", "read_findings", "read_sides"]
+__all__ = [
+    "BASELINE",
+    "Entry",
+    "Faults",
+    "Findings",
+    "SLOWER",
+    "STATUSES",
+    "TIMED",
+    "Trial",
+    "UNKNOWN",
+    "Winner",
+    "covered",
+    "device_of_text",
+    "gain_of",
+    "number_of",
+    "printable_line",
+    "rank",
+    "read_findings",
+    "read_sides",
+    "sizes",
+    "tie_margin",
+    "trials_path",
+]

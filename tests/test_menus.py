@@ -1,10 +1,11 @@
-"""integration and results: the menus of packages that are not backends."""
+"""integrations and analysis.results: the menus of packages that are not backends."""
 
 import ast
 from pathlib import Path
 
 import pytest
-from tunedgemm import integration, results
+from tunedgemm import integrations
+from tunedgemm.analysis import results
 from tunedgemm_aiter_names.names import SERVED
 
 ROOT = Path(__file__).parents[1]
@@ -19,7 +20,7 @@ def imported(module: str) -> set[str]:
     return served | {alias.name for node in nodes for alias in node.names}
 
 
-@pytest.mark.parametrize("menu", [integration, results], ids=["integration", "results"])
+@pytest.mark.parametrize("menu", [integrations, results], ids=["integrations", "results"])
 def test_each_name_is_there_and_has_a_user(menu):
     """A menu offers what a package imports, and nothing else."""
     assert set(menu.__all__) == imported(menu.__name__)
@@ -30,11 +31,11 @@ def test_each_name_is_there_and_has_a_user(menu):
 
 def test_type_checkers_see_the_names_that_are_loaded():
     """The imports for type checkers are those of the table by which names load."""
-    nodes = ast.walk(ast.parse(Path(integration.__file__).read_text()))
+    nodes = ast.walk(ast.parse(Path(integrations.__file__).read_text()))
     typed = {alias.name: node.module for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert {name: home for name, home in typed.items() if home.startswith("tunedgemm.")} == integration._HOME
+    assert {name: home for name, home in typed.items() if home.startswith("tunedgemm.")} == integrations._HOME
 
 
 def test_the_menu_of_engines_loads_nothing(child):
     """Engines import their plugins in every process: neither torch nor the tuner comes with the menu."""
-    assert child("import sys, tunedgemm.integration\nprint({'torch', 'tunedgemm.tuner'} & set(sys.modules))") == "set()"
+    assert child("import sys, tunedgemm.integrations\nprint({'torch', 'tunedgemm.tuner'} & set(sys.modules))") == "set()"

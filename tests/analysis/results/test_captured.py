@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tunedgemm.analysis.results import read_findings
-from tunedgemm.analysis.results.covered import covered
+from tunedgemm.analysis.results.captured import covered
 from tunedgemm.ops import op_named
 from tunedgemm.solution import Solution
 from tunedgemm.table.untuned import Untuned, write_untuned
