@@ -35,7 +35,7 @@ endif
 TESTS := $(if $(plugin),plugins/$(plugin)/tests)
 # Where pytest-xdist or pytest-cov is missing (an offline machine) the tests run without it.
 IN_PROCESSES = $$($(RUN) -c 'import xdist; print("-n", $(1))' 2>/dev/null)
-COVERAGE = $$($(RUN) -c 'import pytest_cov; print("--cov=tunedgemm --cov-report=term")' 2>/dev/null)
+COVERAGE = $$($(RUN) -c 'import pytest_cov; print("--cov --cov-report=term")' 2>/dev/null)
 
 .PHONY: install check test test-all bench tune fuzz docs site
 

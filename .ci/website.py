@@ -90,6 +90,8 @@ def _reference(config: MkDocsConfig) -> Iterator[File]:
         "tunedgemm": _page("tunedgemm", _public_names()),
         "plugin": _page("tunedgemm.plugin", {"Names": _exported("plugin")}),
         "tools": _page("tunedgemm.tools", {menu: [f"{menu}.{name}" for name in _exported(f"tools/{menu}")] for menu in TOOLS}),
+        "integrations": _page("tunedgemm.integrations", {"Names": sorted(_typed_imports(CORE / "integrations" / "__init__.py"))}),
+        "results": _page("tunedgemm.analysis.results", {"Names": _exported("analysis/results/__init__")}),
         "testing": _page("tunedgemm.testing", {module: [f"{module}.{name}" for name in names] for module, names in TESTING.items()}),
     }
     for name, text in pages.items():

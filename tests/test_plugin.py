@@ -9,22 +9,22 @@ from tunedgemm.tools import files, launching, tables
 #: Names that `CONTRACT` = 1 promises, by menu.
 MENUS = {
     plugin: """
-Backend CONTRACT Columns Command Device LaunchError Launcher Op Option OutOfResources Platform PluginError Shape Solution Tolerance
-TunedGemmError Unsupported UserError device_of hookimpl
+Backend CONTRACT Columns Command Device LaunchError Launcher Op Option OutOfResources Platform PluginError Shape Solution
+Tolerance TunedGemmError Unsupported UserError device_of hookimpl
 """,
     launching: """
 ARCHITECTURES CallPlan Driver DriverInterface ForkSafeLock KernelFunction Launch LaunchPlan MapDescription TensorMap call_of
-device_context driver_interface dtype_bits environment_with first_usable launch_of load_fault load_function loaded_driver mapped_files
-may_guess on_device parse_dtype scale_order scale_strides scratch semaphores switched_on torch_dtype torch_launcher unusual_experts
-warn_once workspace
+device_context driver_interface dtype_bits environment_with first_usable launch_of load_fault load_function loaded_driver
+mapped_files may_guess on_device parse_dtype scale_order scale_strides scratch semaphores short_dtype switched_on torch_dtype
+torch_launcher unusual_experts warn_once workspace
 """,
     files: """
-SignatureError artifact cache_folder check_signature expanded folder_of_entry home_folder private_folder read_regular read_trusted
-replace_file signature_required
+SignatureError artifact cache_folder check_signature expanded folder_of_entry home_folder open_regular private_folder
+read_regular read_trusted replace_file signature_required
 """,
     tables: """
-KernelName Options Outcome Planned Progress Row Table console named_file op_named op_of_file ops read_log read_rows shape_of_texts
-shuffle_weight summary tune upsert
+KernelName Options Outcome Planned Progress Row Table console named_file op_named op_of_file ops read_log read_rows
+shape_of_texts shuffle_weight summary tune upsert
 """,
 }
 

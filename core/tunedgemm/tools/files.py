@@ -3,7 +3,7 @@
 from tunedgemm.backends.artifact import artifact, cache_folder, private_folder
 from tunedgemm.backends.private import read_trusted
 from tunedgemm.backends.signature import SignatureError, check_signature, signature_required
-from tunedgemm.process.files import read_regular, replace_file
+from tunedgemm.process.files import open_regular, read_regular, replace_file
 from tunedgemm.process.packages import folder_of_entry
 from tunedgemm.process.paths import expanded
 from tunedgemm.table.folders import home_folder
@@ -16,6 +16,7 @@ __all__ = [
     "expanded",
     "folder_of_entry",
     "home_folder",
+    "open_regular",
     "private_folder",
     "read_regular",
     "read_trusted",

@@ -22,7 +22,7 @@ from tunedgemm.backends.native import CallPlan, Launch, LaunchPlan, call_of, lau
 from tunedgemm.backends.tensormap import MapDescription, TensorMap
 from tunedgemm.backends.untuned import may_guess
 from tunedgemm.backends.workspace import scratch, semaphores, workspace
-from tunedgemm.dtype import dtype_bits, parse_dtype, torch_dtype
+from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, torch_dtype
 from tunedgemm.ops.moe_words import unusual_experts
 from tunedgemm.ops.scale_order import scale_order, scale_strides
 from tunedgemm.process.forksafe import ForkSafeLock
@@ -62,6 +62,7 @@ __all__ = [
     "scale_strides",
     "scratch",
     "semaphores",
+    "short_dtype",
     "switched_on",
     "torch_dtype",
     "torch_launcher",
