@@ -12,9 +12,9 @@ import pytest
 import torch
 import tunedgemm
 from tunedgemm.device import device_of
-from tunedgemm.dispatch.calls import eager_only
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
+from tunedgemm.dispatch.wrappers import eager_only
 from tunedgemm.errors import OperandError, TableError, UnknownOpError, UserError
 from tunedgemm.ops import functions, op_named, ops
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight

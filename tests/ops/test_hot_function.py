@@ -82,9 +82,9 @@ def test_a_launcher_that_fails_is_replaced(dispatcher):
     def failing(*operands):
         raise RuntimeError("no such kernel")
 
-    def demote(error, call, key, operands, otype):
-        assert call is failing
-        replaced.append((str(error), key, len(operands), otype))
+    def demote(call, error, launcher):
+        assert launcher is failing
+        replaced.append((str(error), call.key, len(call.operands), call.otype))
         return wanted
 
     dispatcher.launchers[key] = failing
@@ -141,6 +141,6 @@ class TestWeightScaled:
             raise RuntimeError("no such kernel")
 
         dispatcher.launchers[key] = failing
-        dispatcher.demote = lambda error, call, key, operands, otype: (str(error), key, len(operands), otype)
+        dispatcher.demote = lambda call, error, launcher: (str(error), call.key, len(call.operands), call.otype)
         assert hot_function(dispatcher, dispatcher.op.operands)(*self.operands, None, None) == ("no such kernel", key, 3, None)
         assert wanted.shape == (4, 32)

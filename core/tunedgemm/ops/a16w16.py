@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from tunedgemm.dtype import dtype_bits, short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops.domain import Domain
-from tunedgemm.ops.hot import hot_function
+from tunedgemm.ops.hot import Serving, hot_function
 from tunedgemm.ops.layout import check_not_transposed, layout_of, transposed_hint
-from tunedgemm.ops.op import Arguments, Call, Columns, Op, Serving, unbiased
+from tunedgemm.ops.op import Arguments, Columns, Function, Op, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
 from tunedgemm.ops.quantised import BIAS_DTYPES, check_tensors, describe, names_of
 from tunedgemm.ops.schema import BIAS, MNK, Column, Dtype, Flag, Schema
@@ -168,7 +168,7 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | N
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=otype or x.dtype)
 
 
-def _entry(serving: Serving) -> Mapping[str, Call]:
+def _entry(serving: Serving) -> Mapping[str, Function]:
     preferred = serving.preferred
 
     def gemm_a16w16(  # noqa: PLR0913, PLR0917 - AITER's arguments, and the weight in its other order

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from tunedgemm.dtype import dtype_bits, short_dtype, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised, scaled_fp4
-from tunedgemm.ops.hot import hot_function
+from tunedgemm.ops.hot import Serving, hot_function
 from tunedgemm.ops.layout import layout_of
-from tunedgemm.ops.op import Call, Columns, Op, Serving, unbiased
+from tunedgemm.ops.op import Columns, Function, Op, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
 from tunedgemm.ops.scale_order import FIELD, SHUFFLED, stated_order
 from tunedgemm.ops.schema import MNK, Column, Dtype, Schema
@@ -101,7 +101,7 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | N
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=otype or x.dtype)
 
 
-def _entry(serving: Serving) -> Mapping[str, Call]:
+def _entry(serving: Serving) -> Mapping[str, Function]:
     import torch
 
     from tunedgemm.ops.formats.scales import ShuffledScale

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from tunedgemm.dtype import dtype_bits
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised, scaled_fp4
-from tunedgemm.ops.hot import hot_function
+from tunedgemm.ops.hot import Serving, hot_function
 from tunedgemm.ops.layout import layout_of, misfit
-from tunedgemm.ops.op import Call, Columns, Op, Serving, unbiased
+from tunedgemm.ops.op import Columns, Function, Op, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
 from tunedgemm.ops.scale_order import FIELD, ROW, SHUFFLED, scale_order, stated_order
 from tunedgemm.ops.schema import MNK, Column, Schema
@@ -122,7 +122,7 @@ def _bytes_moved(shape: Shape) -> int:
     return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
 
 
-def _entry(serving: Serving) -> Mapping[str, Call]:
+def _entry(serving: Serving) -> Mapping[str, Function]:
     import torch
 
     from tunedgemm.ops.formats.scales import ShuffledScale

@@ -22,9 +22,9 @@ from tunedgemm.dtype import FP8, dtype_bits, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised
 from tunedgemm.ops.domain import Domain
-from tunedgemm.ops.hot import hot_function
+from tunedgemm.ops.hot import Serving, hot_function
 from tunedgemm.ops.layout import plain_layout, shuffled_layout
-from tunedgemm.ops.op import Call, Columns, Op, Serving, unbiased
+from tunedgemm.ops.op import Columns, Function, Op, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
 from tunedgemm.ops.schema import BIAS, MNK, Column, Dtype, Schema, ShuffledLayout, Word
 from tunedgemm.shape import Shape
@@ -178,7 +178,7 @@ def _bytes_moved(shape: Shape) -> int:
     return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
 
 
-def _entry(serving: Serving) -> Mapping[str, Call]:
+def _entry(serving: Serving) -> Mapping[str, Function]:
     import torch
 
     scaled, bf16 = hot_function(serving, _OPERANDS), torch.bfloat16
@@ -215,7 +215,7 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
     return {"gemm_a8w8": gemm_a8w8, "gemm_a8w8_CK": gemm_a8w8}
 
 
-def _entry_bpreshuffle(serving: Serving) -> Mapping[str, Call]:
+def _entry_bpreshuffle(serving: Serving) -> Mapping[str, Function]:
     import torch
 
     scaled, bf16 = hot_function(serving, _OPERANDS), torch.bfloat16

@@ -24,9 +24,9 @@ from tunedgemm.dtype import FP8, dtype_bits, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised
 from tunedgemm.ops.domain import Domain
-from tunedgemm.ops.hot import hot_function
+from tunedgemm.ops.hot import Serving, hot_function
 from tunedgemm.ops.layout import plain_layout, shuffled_layout
-from tunedgemm.ops.op import Call, Columns, Op, Serving
+from tunedgemm.ops.op import Columns, Function, Op
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
 from tunedgemm.ops.scale_order import (
     BLOCK,
@@ -145,7 +145,7 @@ def _equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
     return tuple(form for shape, order in zip(by_order, orders, strict=True) for form in (shape, with_order(plain, order)))
 
 
-def _entry(serving: Serving) -> Mapping[str, Call]:
+def _entry(serving: Serving) -> Mapping[str, Function]:
     import torch
 
     scaled, bf16 = hot_function(serving, _OPERANDS), torch.bfloat16
@@ -226,7 +226,7 @@ def _first_rows_bpreshuffle(shape: Shape, operands: tuple[Any, ...], m: int) -> 
     return x.reshape(shape.m, shape.k)[:m].contiguous(), weight, transposed_scale(scales), w_scale
 
 
-def _entry_bpreshuffle(serving: Serving) -> Mapping[str, Call]:
+def _entry_bpreshuffle(serving: Serving) -> Mapping[str, Function]:
     import torch
 
     scaled, bf16 = hot_function(serving, _OPERANDS), torch.bfloat16

@@ -15,9 +15,9 @@ from tunedgemm.dtype import dtype_bits, short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import quantised
 from tunedgemm.ops.domain import Domain
-from tunedgemm.ops.hot import hot_function
+from tunedgemm.ops.hot import Serving, hot_function
 from tunedgemm.ops.layout import plain_layout
-from tunedgemm.ops.op import Arguments, Call, Columns, Op, Serving
+from tunedgemm.ops.op import Arguments, Columns, Function, Op
 from tunedgemm.ops.padded_m import exact
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
 from tunedgemm.ops.schema import BIAS, MNK, Dtype, Schema, Size
@@ -191,7 +191,7 @@ def _bytes_moved(shape: Shape) -> int:
     return int(shape["B"]) * (read + scales + bias + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
 
 
-def _entry_a8w8(serving: Serving) -> Mapping[str, Call]:
+def _entry_a8w8(serving: Serving) -> Mapping[str, Function]:
     import torch
 
     scaled, bf16 = hot_function(serving, _SCALED), torch.bfloat16
@@ -227,7 +227,7 @@ def _entry_a8w8(serving: Serving) -> Mapping[str, Call]:
     return {"batched_gemm_a8w8": batched_gemm_a8w8, "batched_gemm_a8w8_CK": batched_gemm_a8w8}
 
 
-def _entry_bf16(serving: Serving) -> Mapping[str, Call]:
+def _entry_bf16(serving: Serving) -> Mapping[str, Function]:
     import torch
 
     bf16 = torch.bfloat16

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import moe, moe_words
-from tunedgemm.ops.hot import hot_function
-from tunedgemm.ops.op import Call, Serving
+from tunedgemm.ops.hot import Serving, hot_function
+from tunedgemm.ops.op import Function
 from tunedgemm.ops.scale_order import SHUFFLED
 
 if TYPE_CHECKING:
@@ -64,13 +64,13 @@ def _local(
     return hidden, scale, *moe.local_routing(weights, ids, mask, tokens, experts)
 
 
-def entry(serving: Serving) -> Mapping[str, Call]:
+def entry(serving: Serving) -> Mapping[str, Function]:
     """Make `fused_moe` over a dispatcher's launchers: `Op.entry`."""
     routed = hot_function(serving, _USUAL, fields=_FIELDS)
     return {"fused_moe": _function(routed, hot_function(serving, OPERANDS, fields=(*_FIELDS, *_SPECIAL)))}
 
 
-def _function(routed: Call, routed_specially: Call) -> Call:
+def _function(routed: Function, routed_specially: Function) -> Function:
     import torch
 
     from tunedgemm.ops.formats.scales import ShuffledScale
