@@ -50,16 +50,12 @@ def preferred_weight(
         OperandError: the two weights are not of one shape, dtype and device, *weight* is not plain
             or *shuffled_weight* is. Or *weight* has changed since `shuffle_weight` read it.
     """
-    if forward_ad._current_level >= 0:
-        return weight
     try:
         memory = shuffled_weight._plain  # of torch's own type, whose attributes take a third of the time
-        key = dispatcher.op.key_of(otype, (memory.shape, memory.dtype, memory.get_device(), type(shuffled_weight)), x, weight, *rest)
-    except (AttributeError, RuntimeError, TypeError, ValueError):  # an operand is not a tensor, or has no memory
+        key = dispatcher.op.sizes_of(otype, (memory.shape, memory.dtype, memory.get_device(), type(shuffled_weight)), x, weight, *rest)
+    except (AttributeError, TypeError):  # an operand is not a tensor
         _check(dispatcher.op.name, weight, shuffled_weight)
         return weight  # its call reports the fault
-    if key is None:
-        return weight
     shuffled = dispatcher.preferences.get(key)
     if shuffled is None:
         shuffled = _decide(dispatcher, Call.of(dispatcher.op, (x, weight, *rest), otype), shuffled_weight)
@@ -83,8 +79,10 @@ def preferred_weight(
 
 
 def _decide(dispatcher: Binding, call: Call, shuffled_weight: torch.Tensor) -> bool | None:
-    """Decide whether such calls get the shuffled weight; None where a capture leaves that open."""
+    """Decide whether such calls get the shuffled weight; None where a capture or a tangent leaves that open."""
     x, weight, *rest = call.operands
+    if forward_ad._current_level >= 0:
+        return None
     if call.needs_gradient:
         return False
     _check(call.op.name, weight, shuffled_weight)

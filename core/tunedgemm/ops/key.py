@@ -35,11 +35,13 @@ class KeySource:
         operands: names of all operands; optional ones end in ``?`` and come last.
         weights: positions of those that may be marked as shuffled (`Op.matrices`).
         values: names of the dtype of the output and of further arguments of the op's `shape_of`.
+        reads_memory: whether addresses and strides are in the keys, as launchers need.
     """
 
     operands: tuple[str, ...]
     weights: tuple[int, ...]
     values: tuple[str, ...]
+    reads_memory: bool = True
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -85,27 +87,25 @@ class KeySource:
         fields_by_operand = ["".join(f"{text.format(name)}, " for name in names).rstrip() for text in properties]
         if len(names) > _MOST_FLAT:
             fields_by_operand[-1] = f"({fields_by_operand[-1]}),"
+        needs = " or ".join(f"{name}.requires_grad" for name in names)
+        lines = [*fields_by_operand, f"{', '.join(self.values)},"]
+        gradient = f"is_grad_enabled() and ({needs}) if forward_ad._current_level < 0 else None,  # inside a level nothing is cached"
+        if not self.reads_memory:
+            return ["key = (", *(f"    {line}" for line in (*lines, gradient)), ")"]
         weights = [self.names[index] for index in self.weights]
         mark = " or ".join(f'getattr({name}, "is_shuffled", None) or {name}_at in shuffled' for name in weights)
         x, weight, *rest = names
         ready = f"{x}_at and not ({_misaligned([f'{name}_at' for name in names])}) and {x}.is_contiguous()"
         orders = "".join(f" {name}_at and ({name}.is_contiguous() or {name}.stride())," for name in rest)
-        needs = " or ".join(f"{name}.requires_grad" for name in names)
-        return [
-            *(f"{name}_at = {name}.data_ptr()" for name in names),
-            "key = (",
-            *(f"    {line}" for line in fields_by_operand),
-            f"    {', '.join(self.values)},",
-            f"    {ready} if {weight}.is_contiguous() else {weight}.stride(),{orders}",
-            f"    is_grad_enabled() and ({needs}) if forward_ad._current_level < 0 else None,  # inside a level nothing is cached",
-            f"    {mark},",
-            ")",
-        ]
+        lines += [f"{ready} if {weight}.is_contiguous() else {weight}.stride(),{orders}", gradient, f"{mark},"]
+        return [*(f"{name}_at = {name}.data_ptr()" for name in names), "key = (", *(f"    {line}" for line in lines), ")"]
 
-    @staticmethod
-    def parts(optional: Sequence[str]) -> list[str]:
+    def parts(self, optional: Sequence[str]) -> list[str]:
         """Write the key of a call with one of several optional operands at least."""
-        return ["key = (", "    key,", *(f"    {_part(operand)}," for operand in optional), ")"]
+        order = " (at := {0}.data_ptr()) and not at & 15 and {0}.is_contiguous()," if self.reads_memory else ""
+        part = "None if {0} is None else ({0}.shape, {0}.dtype, {0}.get_device(), type({0})," + order
+        part += " is_grad_enabled() and {0}.requires_grad),"
+        return ["key = (", "    key,", *(f"    {part.format(operand)}" for operand in optional), ")"]
 
     def check_names(self, *others: str) -> None:
         """Check that all words can name arguments.
@@ -123,38 +123,30 @@ def _misaligned(addresses: Sequence[str]) -> str:
     return f"({' | '.join(addresses)}) & 15" if len(addresses) < 4 else " or ".join(f"{address} % 16" for address in addresses)
 
 
-def _part(name: str) -> str:
-    """Write what an optional operand adds to a cache key."""
-    return (
-        f"None if {name} is None else ({name}.shape, {name}.dtype, {name}.get_device(), type({name}), "
-        f"(at := {name}.data_ptr()) and not at & 15 and {name}.is_contiguous(), is_grad_enabled() and {name}.requires_grad)"
-    )
-
-
 def any_given(names: Sequence[str]) -> str:
     """Write the test whether one of some operands at least is given."""
     return " or ".join(f"{name} is not None" for name in names)
 
 
 @functools.cache
-def key_function(operands: tuple[str, ...], weights: tuple[int, ...]) -> Callable[..., Key | None]:
+def key_function(operands: tuple[str, ...], weights: tuple[int, ...], reads_memory: bool = True) -> Callable[..., Any]:
     """Return the function from the dtype of the output, a tuple of fields and operands to a cache key.
 
     It returns None for a tensor that torch negates as it reads it. It raises AttributeError,
     RuntimeError, TypeError or ValueError for what is no tensor, or has no memory.
     """
-    source = KeySource(operands, weights, ("otype", "fields"))
+    source = KeySource(operands, weights, ("otype", "fields"), reads_memory)
     source.check_names()
 
     def body(required: Sequence[str], optional: Sequence[str]) -> list[str]:
         negated = [f"{name}.is_neg()" for name in required] + [f"{name} is not None and {name}.is_neg()" for name in optional]
         extended = [f"if {any_given(optional)}:", *(f"    {line}" for line in source.parts(optional))] if optional else []
-        return [*source.flat(required), *extended, f"return None if {' or '.join(negated)} else key"]
+        return [*source.flat(required), *extended, f"return None if {' or '.join(negated)} else key" if reads_memory else "return key"]
 
     signature = ", ".join(f"{operand[:-1]}=None" if operand.endswith("?") else operand for operand in operands)
     lines = ["def make(shuffled):", f"    def key_of({', '.join(source.values)}, {signature}):"]
     lines += [*(f"        {line}" for line in source.branched(body)), "    return key_of"]
-    key_of: Callable[..., Key | None] = compiled("key_of", "\n".join(lines) + "\n")(SHUFFLED_ADDRESSES)
+    key_of: Callable[..., Any] = compiled("key_of", "\n".join(lines) + "\n")(SHUFFLED_ADDRESSES)
     return key_of
 
 

@@ -12,7 +12,7 @@ import attrs
 
 from tunedgemm.errors import ShapeError
 from tunedgemm.ops.domain import no_problem, size_problem
-from tunedgemm.ops.key import Key, key_function
+from tunedgemm.ops.key import key_function
 from tunedgemm.ops.padded_m import padded
 from tunedgemm.shape import Shape
 
@@ -247,9 +247,14 @@ class Op:
         return tuple(index for index in self.weights if not any(word in self.operands[index] for word in ("scale", "bias")))
 
     @functools.cached_property
-    def key_of(self) -> Callable[..., Key | None]:
-        """Return the function of cache keys; see `tunedgemm.ops.key.key_function`."""
+    def key_of(self) -> Callable[..., Any]:
+        """Return the function of the cache keys of launchers; see `tunedgemm.ops.key.key_function`."""
         return key_function(self.operands, self.matrices)
+
+    @functools.cached_property
+    def sizes_of(self) -> Callable[..., Any]:
+        """Return the function of the keys of choices, which hold wherever the operands are in memory."""
+        return key_function(self.operands, self.matrices, reads_memory=False)
 
     @functools.cached_property
     def field_names(self) -> frozenset[str]:
