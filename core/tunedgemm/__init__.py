@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from tunedgemm.version import __version__ as __version__
 
 if TYPE_CHECKING:  # what `__getattr__` returns, for type checkers and editors
     from tunedgemm.dispatch.explain import explain as explain
