@@ -16,7 +16,7 @@ LOWEST = "text"
 ROOMS = ("process", "ops", "backends", "table", "workload", "tuner", "dispatch", "analysis", "integrations", "cli", "testing")
 #: Menus, which re-export names of the rooms above.
 MENUS = ("__init__", "__main__", "plugin", "tools")
-#: Modules that become packages beside the core: their imports of one another do not count here.
+#: Modules that become packages outside the core: their imports of one another do not count.
 LEAVING = (
     "analysis.report",
     "cli.live",

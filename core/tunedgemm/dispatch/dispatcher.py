@@ -159,7 +159,7 @@ class Dispatcher:
         try:
             key = self.op.key_of(otype, tuple(fields.items()), *operands)
             launcher = None if key is None else self.launchers.get(key)
-        except (AttributeError, RuntimeError, TypeError, ValueError):  # Call.of names what is no tensor
+        except (AttributeError, RuntimeError, TypeError, ValueError):  # Call.of says what
             key = launcher = None
         if launcher is None:
             return self.resolve(Call.of(self.op, operands, otype, fields, key))

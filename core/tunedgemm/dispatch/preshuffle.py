@@ -79,7 +79,7 @@ def preferred_weight(
 
 
 def _decide(dispatcher: Binding, call: Call, shuffled_weight: torch.Tensor) -> bool | None:
-    """Decide whether such calls get the shuffled weight; None where a capture or a tangent leaves that open."""
+    """Decide whether such calls get the shuffled weight; None where a capture or tangent forbids it."""
     x, weight, *rest = call.operands
     if forward_ad._current_level >= 0:
         return None

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from tunedgemm.dtype import dtype_bits, short_dtype, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised, scaled_fp4
-from tunedgemm.ops.hot import Serving, hot_function
+from tunedgemm.ops.hot import BF16, hot, public
 from tunedgemm.ops.layout import layout_of
-from tunedgemm.ops.op import Columns, Function, Op, unbiased
+from tunedgemm.ops.op import Columns, Op, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
 from tunedgemm.ops.scale_order import FIELD, SHUFFLED, stated_order
 from tunedgemm.ops.schema import MNK, Column, Dtype, Schema
@@ -25,6 +25,8 @@ from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
     import torch
+
+    from tunedgemm.ops.formats.scales import ShuffledScale
 
 NAME = "a16w4_blockscale"
 _OPERANDS = ("x", "weight", "w_scale", "bias?")
@@ -101,59 +103,50 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | N
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=otype or x.dtype)
 
 
-def _entry(serving: Serving) -> Mapping[str, Function]:
-    import torch
+def gemm_a16wfp4(  # noqa: PLR0913, PLR0917 - AITER's arguments
+    x: torch.Tensor,
+    w: torch.Tensor,
+    w_scales: torch.Tensor,
+    atomic_add: bool | None = False,
+    dtype: torch.dtype | None = BF16,
+    y: torch.Tensor | None = None,
+    config: Mapping[str, Any] | None = None,
+    bias: torch.Tensor | None = None,
+    bpreshuffle: bool | None = False,
+    *,
+    scale_order: str | None = None,
+) -> torch.Tensor:
+    """Compute ``x[..., K] @ w[N, K].T (+ bias)`` by the solution that the tables choose.
 
-    from tunedgemm.ops.formats.scales import ShuffledScale
+    Args:
+        x: activations in bf16 or fp16, any leading dimensions (M rows in all); AITER rounds
+            them to mxfp4 first, this does not.
+        w: [N, K/2], mxfp4: float4_e2m1fn_x2 or uint8, the even element in the low nibble.
+        w_scales: float8_e8m0fnu or uint8, row-major [N, K/32], or shuffled by `shuffle_scale`:
+            [ceil256(N), ceil8(K/32)].
+        atomic_add, config: accepted as AITER does and not used: the table decides how K is
+            split, and by which kernel.
+        dtype: of the output: bf16, fp16 or fp32; None for that of x.
+        y: only None: the output is always new.
+        bias: [N] or [1, N] in bf16, fp16 or fp32, or absent.
+        bpreshuffle: whether w is shuffled, by `shuffle_weight` or `as_shuffled`.
+        scale_order: ``aiter32x8`` for shuffled scales, ``row`` for row-major ones; None: as
+            their type or sizes tell.
 
-    scaled, bf16 = hot_function(serving, _OPERANDS, fields=(FIELD,)), torch.bfloat16
+    Returns:
+        A new tensor [..., N].
 
-    def gemm_a16wfp4(  # noqa: PLR0913, PLR0917 - AITER's arguments
-        x: torch.Tensor,
-        w: torch.Tensor,
-        w_scales: torch.Tensor,
-        atomic_add: bool | None = False,
-        dtype: torch.dtype | None = bf16,
-        y: torch.Tensor | None = None,
-        config: Mapping[str, Any] | None = None,
-        bias: torch.Tensor | None = None,
-        bpreshuffle: bool | None = False,
-        *,
-        scale_order: str | None = None,
-    ) -> torch.Tensor:
-        """Compute ``x[..., K] @ w[N, K].T (+ bias)`` by the solution that the tables choose.
-
-        Args:
-            x: activations in bf16 or fp16, any leading dimensions (M rows in all); AITER rounds
-                them to mxfp4 first, this does not.
-            w: [N, K/2], mxfp4: float4_e2m1fn_x2 or uint8, the even element in the low nibble.
-            w_scales: float8_e8m0fnu or uint8, row-major [N, K/32], or shuffled by `shuffle_scale`:
-                [ceil256(N), ceil8(K/32)].
-            atomic_add, config: accepted as AITER does and not used: the table decides how K is
-                split, and by which kernel.
-            dtype: of the output: bf16, fp16 or fp32; None for that of x.
-            y: only None: the output is always new.
-            bias: [N] or [1, N] in bf16, fp16 or fp32, or absent.
-            bpreshuffle: whether w is shuffled, by `shuffle_weight` or `as_shuffled`.
-            scale_order: ``aiter32x8`` for shuffled scales, ``row`` for row-major ones; None: as
-                their type or sizes tell.
-
-        Returns:
-            A new tensor [..., N].
-
-        Raises:
-            OperandError: shapes, dtypes, layouts or devices that do not fit each other, or a *y*.
-        """
-        del atomic_add, config
-        if y is not None:
-            raise OperandError(f"{NAME}: y is not taken, the output is a new tensor; call y.copy_(…) with it")
-        if (getattr(w, "layout_name", "row") != "row") is not bpreshuffle:
-            scaled_fp4.check_preshuffle(NAME, w, bpreshuffle, "w")
-        if scale_order is None and w_scales.__class__ is ShuffledScale:
-            w_scales, scale_order = w_scales.kept_plain, SHUFFLED
-        return scaled(x, w, w_scales, bias, scale_order, dtype)
-
-    return {"gemm_a16wfp4": gemm_a16wfp4}
+    Raises:
+        OperandError: shapes, dtypes, layouts or devices that do not fit each other, or a *y*.
+    """
+    del atomic_add, config
+    if y is not None:
+        raise OperandError(f"{NAME}: y is not taken, the output is a new tensor; call y.copy_(…) with it")
+    if (getattr(w, "layout_name", "row") != "row") is not bpreshuffle:
+        scaled_fp4.check_preshuffle(NAME, w, bpreshuffle, "w")
+    if scale_order is None and w_scales.__class__ is ShuffledScale:
+        w_scales, scale_order = w_scales.kept_plain, SHUFFLED
+    return hot(x, w, w_scales, bias, scale_order, dtype)
 
 
 op = Op(
@@ -201,5 +194,5 @@ op = Op(
         _example(64, 7168, 18432, layout="aiter16x16"),
     ),
     functions=("gemm_a16wfp4",),
-    entry=_entry,
+    entry=public(gemm_a16wfp4, _OPERANDS, (FIELD,)),
 )

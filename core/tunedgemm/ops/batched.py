@@ -15,9 +15,9 @@ from tunedgemm.dtype import dtype_bits, short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import quantised
 from tunedgemm.ops.domain import Domain
-from tunedgemm.ops.hot import Serving, hot_function
+from tunedgemm.ops.hot import BF16, Serving, hot, hot_function, public
 from tunedgemm.ops.layout import plain_layout
-from tunedgemm.ops.op import Arguments, Columns, Function, Op
+from tunedgemm.ops.op import Columns, Function, Op
 from tunedgemm.ops.padded_m import exact
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
 from tunedgemm.ops.schema import BIAS, MNK, Dtype, Schema, Size
@@ -191,84 +191,63 @@ def _bytes_moved(shape: Shape) -> int:
     return int(shape["B"]) * (read + scales + bias + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
 
 
-def _entry_a8w8(serving: Serving) -> Mapping[str, Function]:
-    import torch
+def batched_gemm_a8w8(
+    XQ: torch.Tensor,
+    WQ: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype | None = BF16,
+    splitK: int | None = None,
+) -> torch.Tensor:
+    """Compute ``(XQ[B, M, K] @ WQ[B, N, K].mT) * x_scale * w_scale (+ bias)`` by the tables.
 
-    scaled, bf16 = hot_function(serving, _SCALED), torch.bfloat16
+    Args:
+        XQ, WQ: activations and weight, both int8 or both fp8.
+        x_scale: float32 [B, M, 1] or [B, M].
+        w_scale: float32 [B, 1, N], [B, N, 1] or [B, N].
+        bias: [B, N] or [B, 1, N] in bf16, fp16 or fp32, or absent.
+        dtype: of the output: bf16, fp16 or fp32; None for bf16.
+        splitK: accepted as AITER does and not used: the table decides.
 
-    def batched_gemm_a8w8(
-        XQ: torch.Tensor,
-        WQ: torch.Tensor,
-        x_scale: torch.Tensor,
-        w_scale: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        dtype: torch.dtype | None = bf16,
-        splitK: int | None = None,
-    ) -> torch.Tensor:
-        """Compute ``(XQ[B, M, K] @ WQ[B, N, K].mT) * x_scale * w_scale (+ bias)`` by the tables.
+    Returns:
+        A new tensor [B, M, N].
 
-        Args:
-            XQ, WQ: activations and weight, both int8 or both fp8.
-            x_scale: float32 [B, M, 1] or [B, M].
-            w_scale: float32 [B, 1, N], [B, N, 1] or [B, N].
-            bias: [B, N] or [B, 1, N] in bf16, fp16 or fp32, or absent.
-            dtype: of the output: bf16, fp16 or fp32; None for bf16.
-            splitK: accepted as AITER does and not used: the table decides.
+    Raises:
+        OperandError: shapes, dtypes or devices that do not fit each other.
+    """
+    del splitK
+    return hot(XQ, WQ, x_scale, w_scale, bias, dtype)
 
-        Returns:
-            A new tensor [B, M, N].
 
-        Raises:
-            OperandError: shapes, dtypes or devices that do not fit each other.
-        """
-        del splitK
-        return scaled(XQ, WQ, x_scale, w_scale, bias, dtype)
+def batched_gemm_bf16(
+    XQ: torch.Tensor,
+    WQ: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype | None = BF16,
+    splitK: int | None = None,
+) -> torch.Tensor:
+    """Compute ``XQ[B, M, K] @ WQ[B, N, K].mT (+ bias[B, N])`` by the solution of the tables.
 
-    return {"batched_gemm_a8w8": batched_gemm_a8w8, "batched_gemm_a8w8_CK": batched_gemm_a8w8}
+    Args:
+        XQ, WQ: activations and weight, both bf16 or both fp16.
+        bias: [B, N] or [B, 1, N] in bf16, fp16 or fp32, or absent.
+        dtype: of the output: bf16, fp16 or fp32; None for that of XQ.
+        splitK: accepted as AITER does and not used: the table decides.
+
+    Returns:
+        A new tensor [B, M, N].
+
+    Raises:
+        OperandError: shapes, dtypes or devices that do not fit each other.
+    """
+    del splitK
+    return hot(XQ, WQ, bias, dtype)
 
 
 def _entry_bf16(serving: Serving) -> Mapping[str, Function]:
-    import torch
-
-    bf16 = torch.bfloat16
-
-    def batched_gemm_bf16(
-        XQ: torch.Tensor,
-        WQ: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        dtype: torch.dtype | None = bf16,
-        splitK: int | None = None,
-    ) -> torch.Tensor:
-        """Compute ``XQ[B, M, K] @ WQ[B, N, K].mT (+ bias[B, N])`` by the solution of the tables.
-
-        Args:
-            XQ, WQ: activations and weight, both bf16 or both fp16.
-            bias: [B, N] or [B, 1, N] in bf16, fp16 or fp32, or absent.
-            dtype: of the output: bf16, fp16 or fp32; None for that of XQ.
-            splitK: accepted as AITER does and not used: the table decides.
-
-        Returns:
-            A new tensor [B, M, N].
-
-        Raises:
-            OperandError: shapes, dtypes or devices that do not fit each other.
-        """
-        del splitK
-        return hot(XQ, WQ, bias, dtype)
-
-    def arrange(
-        XQ: torch.Tensor,
-        WQ: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        dtype: torch.dtype | None = bf16,
-        splitK: int | None = None,
-    ) -> Arguments:
-        """Return the arguments of `batched_gemm_bf16` as those of `Serving.call`."""
-        del splitK
-        return (XQ, WQ, bias), dtype, {}
-
-    hot = hot_function(serving, ("XQ", "WQ", "bias?"), otype="dtype", general=batched_gemm_bf16, arrange=arrange)
-    return {"batched_gemm_bf16": hot, "batched_gemm_bf16_CK": hot}
+    hot = hot_function(serving, ("XQ", "WQ", "bias?"), otype="dtype", general=batched_gemm_bf16)
+    return dict.fromkeys(serving.op.functions, hot)
 
 
 def _schema(op: str) -> Schema:
@@ -341,7 +320,7 @@ a8w8 = _op(
         _a8w8(8, 1024, 4096, 4096, dtype="fp8_e4m3fn"),
     ),
     functions=("batched_gemm_a8w8", "batched_gemm_a8w8_CK"),
-    entry=_entry_a8w8,
+    entry=public(batched_gemm_a8w8, _SCALED),
 )
 
 bf16 = _op(

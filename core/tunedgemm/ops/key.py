@@ -133,7 +133,7 @@ def key_function(operands: tuple[str, ...], weights: tuple[int, ...], reads_memo
     """Return the function from the dtype of the output, a tuple of fields and operands to a cache key.
 
     It returns None for a tensor that torch negates as it reads it. It raises AttributeError,
-    RuntimeError, TypeError or ValueError for what is no tensor, or has no memory.
+    RuntimeError, TypeError or ValueError for an operand that is not a tensor or has no memory.
     """
     source = KeySource(operands, weights, ("otype", "fields"), reads_memory)
     source.check_names()

@@ -185,8 +185,8 @@ class Op:
         factors: a Shape to the operands that enter the result as products; by default one, of the
             activations and the weights or their scales.
         functions: names of the op's public functions.
-        entry: a dispatcher (`tunedgemm.ops.hot.Serving`) to those functions by name; an op without one is called by
-            ``tunedgemm.call``.
+        entry: a dispatcher (`tunedgemm.ops.hot.Serving`) to those functions by name; an op without
+            one is called by ``tunedgemm.call``.
     """
 
     name: str
