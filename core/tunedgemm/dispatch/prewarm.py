@@ -81,7 +81,7 @@ def _prewarm_model(model: torch.nn.Module, rows: tuple[int, ...]) -> int:
             for op, operands, otype in (call for m in rows for call in _calls_of(name, module, m)):
                 dispatcher, index = tgemm.of(op), operands[0].get_device()
                 try:
-                    shape = dispatcher.op.shape_of(*operands, otype=otype)
+                    shape = Call.of(dispatcher.op, operands, otype).shape
                 except OperandError:  # the tables serve no such layer
                     continue
                 if (shape, index) in met:

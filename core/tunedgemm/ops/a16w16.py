@@ -18,7 +18,7 @@ from tunedgemm.ops.hot import Serving, hot, hot_function, serving
 from tunedgemm.ops.layout import check_not_transposed, layout_of, transposed_hint
 from tunedgemm.ops.op import Columns, Function, Op, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
-from tunedgemm.ops.quantised import BIAS_DTYPES, check_tensors, describe, names_of
+from tunedgemm.ops.quantised import BIAS_DTYPES, describe, names_of
 from tunedgemm.ops.schema import BIAS, MNK, Column, Dtype, Flag, Schema
 from tunedgemm.shape import Shape
 
@@ -68,7 +68,6 @@ def _shape_of(
     if scale_a is not None or scale_b is not None or scale_c is not None:
         optional = {"scale_a": scale_a, "scale_b": scale_b, "scale_c": scale_c}
         scales = {name: scale for name, scale in optional.items() if scale is not None}
-    check_tensors("a16w16", x=x, weight=weight, **({} if bias is None else {"bias": bias}), **scales)
     if weight.dim() != 2 or x.dim() == 0 or x.shape[-1] != weight.shape[1] or x.dtype != weight.dtype or x.device != weight.device:
         raise OperandError(_mismatch(x, weight))
     n, k = weight.shape

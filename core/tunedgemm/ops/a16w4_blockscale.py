@@ -52,7 +52,6 @@ def _shape_of(
     scale_order: str | None = None,
 ) -> Shape:
     """Return the shape of a call; raises OperandError for operands that do not fit each other."""
-    quantised.check_tensors(NAME, x=x, weight=weight, w_scale=w_scale)
     quantised.check_dtype(NAME, "x", x, _DTYPES)
     quantised.check_dtype(NAME, "weight", weight, scaled_fp4.FP4)
     quantised.check_matrices(NAME, x, weight, packed=2)

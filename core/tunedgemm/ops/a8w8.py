@@ -80,7 +80,6 @@ def _shaper(op: str, layout_of: Callable[[torch.Tensor], str]) -> Callable[..., 
         otype: torch.dtype | None = None,
     ) -> Shape:
         """Return the shape of a call; raises OperandError for operands that do not fit each other."""
-        quantised.check_tensors(op, x=x, weight=weight, x_scale=x_scale, w_scale=w_scale)
         layout = layout_of(weight)
         quantised.check_matrices(op, x, weight)
         dtype = quantised.check_dtypes(op, x, weight, _DTYPES)

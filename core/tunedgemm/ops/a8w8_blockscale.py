@@ -121,7 +121,6 @@ def _shape_of(
     x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor, *, otype: torch.dtype | None = None
 ) -> Shape:
     """Return the shape of a call; raises OperandError for operands that do not fit each other."""
-    quantised.check_tensors("a8w8_blockscale", x=x, weight=weight, x_scale=x_scale, w_scale=w_scale)
     layout = plain_layout("a8w8_blockscale", weight, "gemm_a8w8_blockscale_bpreshuffle")
     shape = _blocks_shape("a8w8_blockscale", layout, (x, weight, x_scale, w_scale), otype)
     order = order_of("a8w8_blockscale", x_scale, shape.m)
@@ -179,7 +178,6 @@ def _shape_of_bpreshuffle(
     x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor, *, otype: torch.dtype | None = None
 ) -> Shape:
     """Return the shape of a call; raises OperandError for operands that do not fit each other."""
-    quantised.check_tensors("a8w8_blockscale_bpreshuffle", x=x, weight=weight, x_scale=x_scale, w_scale=w_scale)
     layout = shuffled_layout("a8w8_blockscale_bpreshuffle", weight, "(16, 16)", "gemm_a8w8_blockscale")
     shape = _blocks_shape("a8w8_blockscale_bpreshuffle", layout, (x, weight, x_scale, w_scale), otype)
     if not x_scale.is_contiguous():

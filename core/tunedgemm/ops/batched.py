@@ -78,11 +78,7 @@ def _check_operands(op: str, dtypes: tuple[str, ...], x: torch.Tensor, weight: t
 
     Raises OperandError where they do not fit each other.
     """
-    import torch
-
     operands = f"x {quantised.describe(x)}, weight {quantised.describe(weight)}"
-    if not isinstance(x, torch.Tensor) or not isinstance(weight, torch.Tensor):
-        raise OperandError(f"{op}: x and weight must be tensors ({operands})")
     plain_layout(op, weight)
     if x.dim() != 3 or weight.dim() != 3:
         raise OperandError(f"{op}: x must be 3-D [B, M, K] and the weight 3-D [B, N, K] ({operands})")
@@ -109,24 +105,21 @@ def _bias_dtype_of(op: str, bias: torch.Tensor | None, batches: int, n: int, dev
     """
     if bias is None:
         return ""
-    import torch
-
     allowed = [table_text(short) for short in quantised.BIAS_DTYPES]
-    fits = isinstance(bias, torch.Tensor) and tuple(bias.shape) in ((batches, n), (batches, 1, n)) and bias.device == device
+    fits = tuple(bias.shape) in ((batches, n), (batches, 1, n)) and bias.device == device
     if not fits or str(bias.dtype) not in allowed:
         wanted = f"[{batches}, {n}] or [{batches}, 1, {n}] on {device}, {', '.join(allowed)}"
         raise OperandError(f"{op}: bias must be {wanted} (got {quantised.describe(bias)})")
     return short_dtype(bias.dtype)
 
 
-def _check_scale(op: str, name: str, scale: Any, shapes: tuple[tuple[int, ...], ...], device: torch.device) -> None:
+def _check_scale(op: str, name: str, scale: torch.Tensor, shapes: tuple[tuple[int, ...], ...], device: torch.device) -> None:
     """Raise OperandError for a scale that is not float32, of one of the *shapes*, on *device*."""
     import torch
 
-    is_tensor = isinstance(scale, torch.Tensor)
-    if not is_tensor or tuple(scale.shape) not in shapes or scale.dtype != torch.float32 or scale.device != device:
+    if tuple(scale.shape) not in shapes or scale.dtype != torch.float32 or scale.device != device:
         wanted = " or ".join(str(list(shape)) for shape in shapes)
-        hint = "; one value for all rows must be expanded" if is_tensor and scale.numel() == 1 else ""
+        hint = "; one value for all rows must be expanded" if scale.numel() == 1 else ""
         raise OperandError(f"{op}: {name} must be {wanted}, torch.float32 on {device} (got {quantised.describe(scale)}){hint}")
 
 

@@ -150,8 +150,8 @@ class Op:
             last.
         weights: positions of the operands that a model keeps, and that are cold when a layer runs.
         columns: the format of its tables.
-        shape_of: the operands and the output dtype (or None) to a Shape; raises OperandError for
-            operands that do not form the op.
+        shape_of: tensors and the output dtype (or None) to a Shape; raises OperandError for operands
+            that do not form the op. `Call` has checked their number and types.
         make_inputs: (shape, torch device, seed) to random operands, absent trailing ones left out.
         reference: (shape, operands) to the exact result in float32 or float64, computed from the
             operands as given.

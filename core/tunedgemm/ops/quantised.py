@@ -50,24 +50,9 @@ def example_of(schema: Schema, sizes: Sequence[str] = "MNK") -> Callable[..., Sh
     return example
 
 
-def describe(operand: Any) -> str:
-    """Describe an operand in a message: sizes, dtype and device; of something else its type."""
-    import torch
-
-    return f"{tuple(operand.shape)} {operand.dtype} on {operand.device}" if isinstance(operand, torch.Tensor) else type(operand).__name__
-
-
-def check_tensors(op: str, **operands: Any) -> None:
-    """Check that the operands of every call are tensors.
-
-    Raises:
-        OperandError: one is missing or something else.
-    """
-    import torch
-
-    for name, operand in operands.items():
-        if not isinstance(operand, torch.Tensor):
-            raise OperandError(f"{op}: {name} must be a tensor (got {operand!r})")
+def describe(operand: torch.Tensor) -> str:
+    """Describe an operand in a message: sizes, dtype and device."""
+    return f"{tuple(operand.shape)} {operand.dtype} on {operand.device}"
 
 
 def check_matrices(op: str, x: torch.Tensor, weight: torch.Tensor, packed: int = 1) -> None:
@@ -162,9 +147,8 @@ def bias_dtype_of(op: str, bias: torch.Tensor | None, n: int, device: torch.devi
     """
     if bias is None:
         return ""
-    import torch
 
-    fits = isinstance(bias, torch.Tensor) and tuple(bias.shape) in ((n,), (1, n)) and bias.device == device
+    fits = tuple(bias.shape) in ((n,), (1, n)) and bias.device == device
     if not fits or str(bias.dtype) not in map(table_text, BIAS_DTYPES):
         raise OperandError(f"{op}: bias must be [{n}] or [1, {n}], {names_of(BIAS_DTYPES)} on {device} (got {describe(bias)})")
     return short_dtype(bias.dtype)
