@@ -18,7 +18,7 @@ from tunedgemm.ops.hot import Serving, hot, hot_function, serving
 from tunedgemm.ops.layout import check_not_transposed, layout_of, transposed_hint
 from tunedgemm.ops.op import Columns, Function, Op, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
-from tunedgemm.ops.quantised import BIAS_DTYPES, describe, names_of
+from tunedgemm.ops.quantised import BIAS_DTYPES, describe, flops, names_of
 from tunedgemm.ops.schema import BIAS, MNK, Column, Dtype, Flag, Schema
 from tunedgemm.shape import Shape
 
@@ -227,7 +227,7 @@ op = Op(
     make_inputs=_make_inputs,
     reference=_reference,
     tolerance=tolerance,
-    flops=lambda shape: 2 * shape.m * shape.n * shape.k,
+    flops=flops,
     bytes_moved=_bytes_moved,
     fake=_fake,
     problem=_DOMAIN.problem,

@@ -17,8 +17,8 @@ from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised, scaled_fp4
 from tunedgemm.ops.hot import BF16, hot, public
 from tunedgemm.ops.layout import layout_of
-from tunedgemm.ops.op import Columns, Op, unbiased
-from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
+from tunedgemm.ops.op import unbiased
+from tunedgemm.ops.product import exact_dtype, exact_product
 from tunedgemm.ops.scale_order import FIELD, SHUFFLED, stated_order
 from tunedgemm.ops.schema import MNK, Column, Dtype, Schema
 from tunedgemm.shape import Shape
@@ -148,27 +148,19 @@ def gemm_a16wfp4(  # noqa: PLR0913, PLR0917 - AITER's arguments
     return hot(x, w, w_scales, bias, scale_order, dtype)
 
 
-op = Op(
-    name=NAME,
+op = quantised.product_op(
+    _SCHEMA,
+    "AITER_CONFIG_GEMM_A16W4",
+    values=("libtype", *quantised.VALUES),
     operands=_OPERANDS,
     weights=(1, 2, 3),
-    columns=Columns(
-        tuned_file="a16w4_blockscale_tuned_gemm.csv",
-        untuned_file="a16w4_blockscale_untuned_gemm.csv",
-        variable="AITER_CONFIG_GEMM_A16W4",
-        values=("libtype", *quantised.VALUES),
-        **_SCHEMA.columns(),
-    ),
     shape_of=_shape_of,
     make_inputs=_make_inputs,
     reference=_reference,
-    tolerance=tolerance,
-    flops=quantised.flops,
     bytes_moved=_bytes_moved,
     fake=_fake,
     fields=stated_order,
     problem=scaled_fp4.domain(_DTYPES).problem,
-    equivalent_shapes=_SCHEMA.equivalent_shapes,
     unbiased=unbiased,
     weight_dtype=lambda _: "fp4x2",
     examples=lambda: (

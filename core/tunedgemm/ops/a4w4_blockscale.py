@@ -17,8 +17,8 @@ from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised, scaled_fp4
 from tunedgemm.ops.hot import BF16, hot, public
 from tunedgemm.ops.layout import layout_of, misfit
-from tunedgemm.ops.op import Columns, Op, unbiased
-from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
+from tunedgemm.ops.op import unbiased
+from tunedgemm.ops.product import exact_dtype, exact_product
 from tunedgemm.ops.scale_order import FIELD, ROW, SHUFFLED, scale_order, stated_order
 from tunedgemm.ops.schema import MNK, Column, Schema
 from tunedgemm.shape import Shape
@@ -173,27 +173,17 @@ def gemm_a4w4(  # noqa: PLR0913, PLR0917 - AITER's arguments
     return hot(A, B, A_scale, B_scale, bias, scale_order, dtype)
 
 
-op = Op(
-    name=NAME,
+op = quantised.product_op(
+    _SCHEMA,
+    "AITER_CONFIG_GEMM_A4W4",
     operands=_OPERANDS,
     weights=(1, 3, 4),
-    columns=Columns(
-        tuned_file="a4w4_blockscale_tuned_gemm.csv",
-        untuned_file="a4w4_blockscale_untuned_gemm.csv",
-        variable="AITER_CONFIG_GEMM_A4W4",
-        values=quantised.VALUES,
-        **_SCHEMA.columns(),
-    ),
     shape_of=_shape_of,
     make_inputs=_make_inputs,
     reference=_reference,
-    tolerance=tolerance,
-    flops=quantised.flops,
     bytes_moved=_bytes_moved,
-    fake=quantised.fake,
     fields=stated_order,
     problem=scaled_fp4.domain(scaled_fp4.FP4[:1]).problem,
-    equivalent_shapes=_SCHEMA.equivalent_shapes,
     unbiased=unbiased,
     first_rows=_first_rows,
     examples=lambda: (

@@ -24,8 +24,8 @@ from tunedgemm.ops import quantised
 from tunedgemm.ops.domain import Domain
 from tunedgemm.ops.hot import BF16, hot, public
 from tunedgemm.ops.layout import plain_layout, shuffled_layout
-from tunedgemm.ops.op import Columns, Op, unbiased
-from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
+from tunedgemm.ops.op import Op, unbiased
+from tunedgemm.ops.product import exact_dtype, exact_product
 from tunedgemm.ops.schema import BIAS, MNK, Column, Dtype, Schema, ShuffledLayout, Word
 from tunedgemm.shape import Shape
 
@@ -238,30 +238,20 @@ def gemm_a8w8_bpreshuffle(
     return hot(XQ, WQ, x_scale, w_scale, bias, dtype)
 
 
-def _op(schema: Schema, variable: str, layout_of: Callable[[torch.Tensor], str], values: tuple[str, ...], **fields: Any) -> Op:
+def _op(schema: Schema, variable: str, layout_of: Callable[[torch.Tensor], str], **fields: Any) -> Op:
     """Return the op of a schema; *layout_of* as for `_shaper`, *fields* are those in which the two differ."""
-    name, layouts = str(schema.fixed["op"]), "shuffled" if isinstance(schema.own[0], ShuffledLayout) else "row"
-    return Op(
-        name=name,
+    layouts = "shuffled" if isinstance(schema.own[0], ShuffledLayout) else "row"
+    return quantised.product_op(
+        schema,
+        variable,
         operands=_OPERANDS,
         weights=(1, 3, 4),
-        columns=Columns(
-            tuned_file=f"{name}_tuned_gemm.csv",
-            untuned_file=f"{name}_untuned_gemm.csv",
-            variable=variable,
-            values=values,
-            **schema.columns(),
-        ),
-        shape_of=_shaper(name, layout_of),
+        shape_of=_shaper(str(schema.fixed["op"]), layout_of),
         make_inputs=_make_inputs,
         reference=_reference,
-        tolerance=tolerance,
-        flops=quantised.flops,
         bytes_moved=_bytes_moved,
-        fake=quantised.fake,
         problem=Domain(_DTYPES, quantised.OUTDTYPES, quantised.BIAS_DTYPES, _KINDS, layouts).problem,
         canonical=_canonical,
-        equivalent_shapes=schema.equivalent_shapes,
         unbiased=unbiased,
         first_rows=_first_rows,
         **fields,
@@ -276,7 +266,6 @@ a8w8 = _op(
     _PLAIN,
     "AITER_CONFIG_GEMM_A8W8",
     lambda weight: plain_layout("a8w8", weight, "gemm_a8w8_bpreshuffle"),
-    quantised.VALUES,
     examples=lambda: (
         _plain(1, 1280, 4096),  # decoding one token
         _plain(127, 256, 512, **_FN),  # a prime M
@@ -304,7 +293,7 @@ a8w8_bpreshuffle = _op(
     _SHUFFLED,
     "AITER_CONFIG_GEMM_A8W8_BPRESHUFFLE",
     lambda weight: shuffled_layout("a8w8_bpreshuffle", weight, "(16, 16)", "gemm_a8w8"),
-    ("libtype", *quantised.VALUES),
+    values=("libtype", *quantised.VALUES),
     examples=lambda: (
         _shuffled(1, 1280, 4096),  # decoding one token
         _shuffled(127, 256, 512, **_INT8),  # a prime M

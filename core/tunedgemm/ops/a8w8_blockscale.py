@@ -25,8 +25,8 @@ from tunedgemm.ops import quantised
 from tunedgemm.ops.domain import Domain
 from tunedgemm.ops.hot import BF16, hot, public
 from tunedgemm.ops.layout import plain_layout, shuffled_layout
-from tunedgemm.ops.op import Columns, Op
-from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
+from tunedgemm.ops.op import Op
+from tunedgemm.ops.product import exact_dtype, exact_product
 from tunedgemm.ops.scale_order import (
     BLOCK,
     FIELD,
@@ -255,7 +255,7 @@ def _order_problem(shape: Shape) -> str:
 
 def _op(schema: Schema, variable: str, **fields: Any) -> Op:
     """Return the op of a schema; *fields* are those in which the two differ."""
-    name, is_plain = str(schema.fixed["op"]), schema is _PLAIN
+    is_plain = schema is _PLAIN
     domain = Domain(
         quantised.FP8,
         quantised.OUTDTYPES,
@@ -264,21 +264,13 @@ def _op(schema: Schema, variable: str, **fields: Any) -> Op:
         optional=(FIELD,) if is_plain else (),
         further=_order_problem,
     )
-    return Op(
-        name=name,
+    return quantised.product_op(
+        schema,
+        variable,
+        values=("libtype", *quantised.VALUES),
         operands=_OPERANDS,
         weights=(1, 3),
-        columns=Columns(
-            tuned_file=f"{name}_tuned_gemm.csv",
-            untuned_file=f"{name}_untuned_gemm.csv",
-            variable=variable,
-            values=("libtype", *quantised.VALUES),
-            **schema.columns(),
-        ),
-        tolerance=tolerance,
-        flops=quantised.flops,
         bytes_moved=_bytes_moved,
-        fake=quantised.fake,
         problem=domain.problem,
         **fields,
     )

@@ -17,9 +17,9 @@ from tunedgemm.ops import quantised
 from tunedgemm.ops.domain import Domain
 from tunedgemm.ops.hot import BF16, Serving, hot, hot_function, public
 from tunedgemm.ops.layout import plain_layout
-from tunedgemm.ops.op import Columns, Function, Op
+from tunedgemm.ops.op import Function, Op
 from tunedgemm.ops.padded_m import exact
-from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
+from tunedgemm.ops.product import exact_dtype, exact_product
 from tunedgemm.ops.schema import BIAS, MNK, Dtype, Schema, Size
 from tunedgemm.shape import Shape
 
@@ -266,23 +266,16 @@ def _op(name: str, variable: str, **fields: Any) -> Op:
     domain = Domain(
         _DTYPES[name], quantised.OUTDTYPES, quantised.BIAS_DTYPES, (schema.fixed["scale"],), extra=("B",), further=_batches_problem
     )
-    return Op(
-        name=name,
-        columns=Columns(
-            tuned_file=f"{kind}_tuned_batched_gemm.csv",
-            untuned_file=f"{kind}_untuned_batched_gemm.csv",
-            variable=variable,
-            values=quantised.VALUES,
-            **schema.columns(),
-        ),
+    return quantised.product_op(
+        schema,
+        variable,
+        files=f"{kind}_{{}}_batched_gemm.csv",
         make_inputs=_make_inputs,
         reference=_reference,
-        tolerance=tolerance,
         flops=_flops,
         bytes_moved=_bytes_moved,
         fake=_fake,
         problem=domain.problem,
-        equivalent_shapes=schema.equivalent_shapes,
         padded_m=exact,
         first_rows=_first_rows,
         **fields,

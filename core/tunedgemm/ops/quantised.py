@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from tunedgemm.dtype import short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops.layout import transposed_hint
+from tunedgemm.ops.op import Columns, Op
+from tunedgemm.ops.product import tolerance
 from tunedgemm.ops.schema import Dtype, Schema
 from tunedgemm.shape import Shape
 
@@ -34,6 +36,23 @@ def flops(shape: Shape) -> int:
 def fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | None = None) -> torch.Tensor:
     """Make an empty output [..., N], by default in bf16."""
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=otype or torch_dtype(OUTDTYPES[0]))
+
+
+def product_op(schema: Schema, variable: str, *, files: str = "", values: tuple[str, ...] = VALUES, **fields: Any) -> Op:
+    """Return the op of a schema.
+
+    Args:
+        schema: its fixed field ``op`` is the name.
+        variable: the environment variable that names other tables.
+        files: name of AITER's files, with ``{}`` for the word tuned or untuned.
+        values: columns behind the key.
+        fields: the other fields of `Op`; some have defaults here.
+    """
+    name = str(schema.fixed["op"])
+    files = files or f"{name}_{{}}_gemm.csv"
+    columns = Columns(files.format("tuned"), files.format("untuned"), variable, values=values, **schema.columns())
+    usual = {"tolerance": tolerance, "flops": flops, "fake": fake, "equivalent_shapes": schema.equivalent_shapes}
+    return Op(name=name, columns=columns, **{**usual, **fields})
 
 
 def names_of(dtypes: tuple[str, ...]) -> str:
