@@ -72,17 +72,6 @@ class TestShapeOf:
             OP.shape_of(ones(2, 8, dtype=torch.complex64), ones(4, 8, dtype=torch.complex64))
 
 
-def test_scaled_calls_are_cached_separately():
-    """A call with scales meets the launcher of an equal one, and of no other."""
-    dispatcher = Dispatcher(OP)
-    gemm = OP.entry(dispatcher)["gemm_a16w16"]
-    x, weight, half = ones(2, 8), ones(4, 8), torch.tensor([0.5])
-    for _ in range(2):
-        assert torch.equal(gemm(x, weight, None, None, half), torch.full((2, 4), 4.0).bfloat16())
-        assert torch.equal(gemm(x, weight, None, None, None, half, half), torch.full((2, 4), 2.0).bfloat16())
-    assert len(dispatcher.launchers) == 2
-
-
 @pytest.mark.parametrize("outdtype", ["fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz"])
 def test_rounding_to_fp8_is_inside_the_tolerance(outdtype):
     """The exact product, rounded to an output of fp8, passes; one rounded to half of its digits does not."""

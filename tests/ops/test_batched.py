@@ -203,14 +203,6 @@ def test_work():
 class TestFunctions:
     """AITER's functions over a dispatcher."""
 
-    @BOTH
-    def test_both_names(self, op, plain):
-        """The op names its public functions, and both names are one function."""
-        functions = op.entry(Dispatcher(op))
-        name = f"batched_gemm_{op.name.removeprefix('batched_')}"
-        assert set(functions) == set(op.functions)
-        assert functions[name] is functions[f"{name}_CK"]
-
     @listed("bias", [False, True])
     def test_the_result_in_16_bits(self, bias):
         """The product in AITER's default dtype, in x's or in the requested one; the launcher is cached."""
@@ -227,19 +219,6 @@ class TestFunctions:
         assert len(dispatcher.launchers) == 3
         assert torch.equal(call(*operands), call(*[operand.clone() for operand in operands]))
         assert len(dispatcher.launchers) == 3
-
-    def test_different_calls_have_different_launchers(self):
-        """Sizes, density, gradients and the bias are part of the key."""
-        dispatcher = Dispatcher(WIDE)
-        call = WIDE.entry(dispatcher)["batched_gemm_bf16"]
-        x, weight = WIDE.make_inputs(wide(4, 16, 32), CPU, 0)
-        calls = [(x, weight), (x[:, :2].contiguous(), weight), (x[:, :2], weight), (x, weight, ones(3, 16)), (x, weight, ones(3, 1, 16))]
-        for count, operands in enumerate(calls, start=1):
-            call(*operands)
-            assert len(dispatcher.launchers) == count
-        out = call(x, weight.clone().requires_grad_())
-        out.float().sum().backward()
-        assert len(dispatcher.launchers) == len(calls) + 1
 
     @listed("shape", [narrow(4, 16, 32), narrow(4, 16, 32, dtype="fp8_e4m3fn", epilogue="bias")], ids=str)
     def test_the_result_in_8_bits(self, shape):
