@@ -17,7 +17,7 @@ from tunedgemm.ops.domain import Domain
 from tunedgemm.ops.hot import Serving, hot, hot_function, serving
 from tunedgemm.ops.layout import check_not_transposed, layout_of, transposed_hint
 from tunedgemm.ops.op import Columns, Function, Op, unbiased
-from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
+from tunedgemm.ops.product import exact_dtype, exact_product, fake, tolerance
 from tunedgemm.ops.quantised import BIAS_DTYPES, describe, flops, names_of
 from tunedgemm.ops.schema import BIAS, MNK, Column, Dtype, Flag, Schema
 from tunedgemm.shape import Shape
@@ -163,10 +163,6 @@ def _bytes_moved(shape: Shape) -> int:
     return (read + bias + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
 
 
-def _fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | None = None) -> torch.Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=otype or x.dtype)
-
-
 def gemm_a16w16(  # noqa: PLR0913, PLR0917 - AITER's arguments, and the weight in its other order
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -229,7 +225,7 @@ op = Op(
     tolerance=tolerance,
     flops=flops,
     bytes_moved=_bytes_moved,
-    fake=_fake,
+    fake=fake,
     problem=_DOMAIN.problem,
     unbiased=lambda shape: unbiased(shape) if shape.scale == "none" else None,
     # torch's call is close to the best: on an H200, 9 of 60 rows of an H100 lost, by up to 17 %.

@@ -16,9 +16,8 @@ from tunedgemm.dtype import dtype_bits, short_dtype, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised, scaled_fp4
 from tunedgemm.ops.hot import BF16, hot, public
-from tunedgemm.ops.layout import layout_of
 from tunedgemm.ops.op import unbiased
-from tunedgemm.ops.product import exact_dtype, exact_product
+from tunedgemm.ops.product import exact_dtype, exact_product, fake
 from tunedgemm.ops.scale_order import FIELD, SHUFFLED, stated_order
 from tunedgemm.ops.schema import MNK, Column, Dtype, Schema
 from tunedgemm.shape import Shape
@@ -55,23 +54,9 @@ def _shape_of(
     quantised.check_dtype(NAME, "x", x, _DTYPES)
     quantised.check_dtype(NAME, "weight", weight, scaled_fp4.FP4)
     quantised.check_matrices(NAME, x, weight, packed=2)
-    layout = layout_of(NAME, weight)
-    n, k, dtype = weight.shape[0], x.shape[-1], short_dtype(x.dtype)
-    scaled_fp4.check_k(NAME, k)
-    bias_dtype = quantised.bias_dtype_of(NAME, bias, n, x.device)
-    shape = Shape(
-        op=NAME,
-        m=quantised.rows_of(x),
-        n=n,
-        k=k,
-        dtype=dtype,
-        outdtype=quantised.outdtype_of(NAME, otype, dtype),
-        epilogue="bias" if bias_dtype else "none",
-        bias_dtype=bias_dtype,
-        scale="block",
-        layout=layout,
-    )
-    return scaled_fp4.shape_with_scales(shape, scale_order, x.device, x.shape[:-1], w_scale=w_scale)
+    dtype = short_dtype(x.dtype)
+    dtypes = dtype, quantised.outdtype_of(NAME, otype, dtype)
+    return scaled_fp4.shape_of(NAME, x, weight, bias, x.shape[-1], dtypes, scale_order, w_scale=w_scale)
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
@@ -96,10 +81,6 @@ def _bytes_moved(shape: Shape) -> int:
     bits = shape.m * shape.k * dtype_bits(shape.dtype) + shape.n * (shape.k * 4 + shape.k // scaled_fp4.GROUP * 8)
     bits += shape.n * dtype_bits(shape.bias_dtype) if shape.bias else 0
     return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
-
-
-def _fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | None = None) -> torch.Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=otype or x.dtype)
 
 
 def gemm_a16wfp4(  # noqa: PLR0913, PLR0917 - AITER's arguments
@@ -158,7 +139,7 @@ op = quantised.product_op(
     make_inputs=_make_inputs,
     reference=_reference,
     bytes_moved=_bytes_moved,
-    fake=_fake,
+    fake=fake,
     fields=stated_order,
     problem=scaled_fp4.domain(_DTYPES).problem,
     unbiased=unbiased,

@@ -16,7 +16,7 @@ from tunedgemm.dtype import dtype_bits
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised, scaled_fp4
 from tunedgemm.ops.hot import BF16, hot, public
-from tunedgemm.ops.layout import layout_of, misfit
+from tunedgemm.ops.layout import misfit
 from tunedgemm.ops.op import unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product
 from tunedgemm.ops.scale_order import FIELD, ROW, SHUFFLED, scale_order, stated_order
@@ -59,23 +59,8 @@ def _shape_of(
     for name, operand in (("x", x), ("weight", weight)):
         quantised.check_dtype(NAME, name, operand, scaled_fp4.FP4)
     quantised.check_matrices(NAME, x, weight)
-    layout = layout_of(NAME, weight)
-    m, n, k = quantised.rows_of(x), weight.shape[0], 2 * x.shape[-1]
-    scaled_fp4.check_k(NAME, k)
-    bias_dtype = quantised.bias_dtype_of(NAME, bias, n, x.device)
-    shape = Shape(
-        op=NAME,
-        m=m,
-        n=n,
-        k=k,
-        dtype="fp4x2",
-        outdtype=quantised.outdtype_of(NAME, otype),
-        epilogue="bias" if bias_dtype else "none",
-        bias_dtype=bias_dtype,
-        scale="block",
-        layout=layout,
-    )
-    return scaled_fp4.shape_with_scales(shape, scale_order, x.device, x.shape[:-1], x_scale=x_scale, w_scale=w_scale)
+    dtypes = scaled_fp4.FP4[0], quantised.outdtype_of(NAME, otype)
+    return scaled_fp4.shape_of(NAME, x, weight, bias, 2 * x.shape[-1], dtypes, scale_order, x_scale=x_scale, w_scale=w_scale)
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
