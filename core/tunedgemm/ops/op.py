@@ -150,7 +150,7 @@ class Op:
             last.
         weights: positions of the operands that a model keeps, and that are cold when a layer runs.
         columns: the format of its tables.
-        shape_of: tensors and the output dtype (or None) to a Shape; raises OperandError for operands
+        shape_of: tensors and the output dtype (or None) to a Shape; raises OperandError for those
             that do not form the op. `Call` has checked their number and types.
         make_inputs: (shape, torch device, seed) to random operands, absent trailing ones left out.
         reference: (shape, operands) to the exact result in float32 or float64, computed from the
