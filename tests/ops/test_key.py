@@ -59,7 +59,9 @@ CHANGES: dict[str, Any] = {
 OF_MEMORY = ("order", "address")
 
 
-@pytest.mark.parametrize("operands", [("x", "w"), ("x", "w", "b?"), ("x", "w", "s", "t"), ("x", "w", "b?", "s?")], ids=" ".join)
+@pytest.mark.parametrize(
+    "operands", [("x",), ("x", "w"), ("x", "w?", "b?"), ("x", "op", "b?"), ("x", "w", "s", "t"), ("x", "w", "b?", "s?")], ids=" ".join
+)
 @pytest.mark.parametrize("reads_memory", [True, False], ids=["launchers", "choices"])
 def test_keys_show_each_property_of_each_operand(operands: tuple[str, ...], reads_memory: bool) -> None:
     """Equal operands have one key, whatever their values; each change at each place makes another."""

@@ -92,20 +92,29 @@ class KeySource:
         gradient = f"is_grad_enabled() and ({needs}) if forward_ad._current_level < 0 else None,  # inside a level nothing is cached"
         if not self.reads_memory:
             return ["key = (", *(f"    {line}" for line in (*lines, gradient)), ")"]
-        weights = [self.names[index] for index in self.weights]
-        mark = " or ".join(f'getattr({name}, "is_shuffled", None) or {name}_at in shuffled' for name in weights)
-        x, weight, *rest = names
+        marks = [f'getattr({name}, "is_shuffled", None) or {name}_at in shuffled' for name in self._weights_of(names)]
+        x, *others = names
         ready = f"{x}_at and not ({_misaligned([f'{name}_at' for name in names])}) and {x}.is_contiguous()"
-        orders = "".join(f" {name}_at and ({name}.is_contiguous() or {name}.stride())," for name in rest)
-        lines += [f"{ready} if {weight}.is_contiguous() else {weight}.stride(),{orders}", gradient, f"{mark},"]
+        of_weight = f" if {others[0]}.is_contiguous() else {others[0]}.stride()" if others else ""
+        orders = "".join(f" {name}_at and ({name}.is_contiguous() or {name}.stride())," for name in others[1:])
+        lines += [f"{ready}{of_weight},{orders}", gradient, *([f"{' or '.join(marks)},"] if marks else [])]
         return [*(f"{name}_at = {name}.data_ptr()" for name in names), "key = (", *(f"    {line}" for line in lines), ")"]
 
     def parts(self, optional: Sequence[str]) -> list[str]:
         """Write the key of a call with one of several optional operands at least."""
-        order = " (at := {0}.data_ptr()) and not at & 15 and {0}.is_contiguous()," if self.reads_memory else ""
-        part = "None if {0} is None else ({0}.shape, {0}.dtype, {0}.get_device(), type({0})," + order
-        part += " is_grad_enabled() and {0}.requires_grad),"
-        return ["key = (", "    key,", *(f"    {part.format(operand)}" for operand in optional), ")"]
+        weights = self._weights_of(optional)
+        lines = []
+        for name in optional:
+            part = f"{name}.shape, {name}.dtype, {name}.get_device(), type({name}), is_grad_enabled() and {name}.requires_grad"
+            if self.reads_memory:
+                part += f", (at := {name}.data_ptr()) and not at & 15 and {name}.is_contiguous()"
+                part += f', getattr({name}, "is_shuffled", None) or at in shuffled' if name in weights else ""
+            lines.append(f"    None if {name} is None else ({part}),")
+        return ["key = (", "    key,", *lines, ")"]
+
+    def _weights_of(self, names: Sequence[str]) -> list[str]:
+        """Return those of some operands that may be marked as shuffled."""
+        return [name for index, name in enumerate(self.names) if index in self.weights and name in names]
 
     def check_names(self, *others: str) -> None:
         """Check that all words can name arguments.
@@ -135,8 +144,8 @@ def key_function(operands: tuple[str, ...], weights: tuple[int, ...], reads_memo
     It returns None for a tensor that torch negates as it reads it. It raises AttributeError,
     RuntimeError, TypeError or ValueError for an operand that is not a tensor or has no memory.
     """
+    operands = tuple(f"operand{index}{'?' if name.endswith('?') else ''}" for index, name in enumerate(operands))
     source = KeySource(operands, weights, ("otype", "fields"), reads_memory)
-    source.check_names()
 
     def body(required: Sequence[str], optional: Sequence[str]) -> list[str]:
         negated = [f"{name}.is_neg()" for name in required] + [f"{name} is not None and {name}.is_neg()" for name in optional]
