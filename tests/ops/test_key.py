@@ -59,9 +59,10 @@ CHANGES: dict[str, Any] = {
 OF_MEMORY = ("order", "address")
 
 
-@pytest.mark.parametrize(
-    "operands", [("x",), ("x", "w"), ("x", "w?", "b?"), ("x", "op", "b?"), ("x", "w", "s", "t"), ("x", "w", "b?", "s?")], ids=" ".join
-)
+SIGNATURES = [("x",), ("x", "w"), ("x", "w?", "b?"), ("x", "op", "b?"), ("x", "w", "s", "t"), ("x", "w", "b?", "s?")]
+
+
+@pytest.mark.parametrize("operands", SIGNATURES, ids=" ".join)
 @pytest.mark.parametrize("reads_memory", [True, False], ids=["launchers", "choices"])
 def test_keys_show_each_property_of_each_operand(operands: tuple[str, ...], reads_memory: bool) -> None:
     """Equal operands have one key, whatever their values; each change at each place makes another."""
