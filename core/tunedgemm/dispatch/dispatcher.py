@@ -188,7 +188,7 @@ class Dispatcher:
             self._tune_missing(self.on_miss, shape, call.device)
         launcher, solution, bound = self._choose_launcher(call)
         launcher = self.with_capture(launcher, shape, call.operands)
-        if is_elsewhere(call.device):
+        if call.device.index >= 0 and is_elsewhere(call.device):
             launcher = OnDevice(launcher, call.device.index)
         served = Served(launcher, shape, call.device.index, solution)
         self._keep(call.key, served, bound)
@@ -339,7 +339,8 @@ class Dispatcher:
 
     def _choose(self, shape: Shape, device: Device, table: Table, vetoes: Vetoes) -> Bound:
         untried = offers(shape, device, table, self.registry, self.settings.untuned)
-        explanation, launcher = choose(untried, shape, device, self.registry, vetoes.against(shape, device))
+        against = vetoes.against(shape, device) if vetoes else None
+        explanation, launcher = choose(untried, shape, device, self.registry, against)
         if launcher is None:
             raise UserError(f"{shape} on {device}: no backend supports it\n{explanation}")
         if explanation.libtype == BUILTIN:
