@@ -62,6 +62,9 @@ if TYPE_CHECKING:  # what `__getattr__` returns, for type checkers and editors
     from tunedgemm.ops.moe_entry import fused_moe as fused_moe
     from tunedgemm.tuner import tune as tune
 
+    gemm_a8w8_CK, gemm_a8w8_ASM = gemm_a8w8, gemm_a8w8_bpreshuffle
+    batched_gemm_a8w8_CK, batched_gemm_bf16_CK = batched_gemm_a8w8, batched_gemm_bf16
+
 _INSTANCE, _GRAPHS = "tunedgemm.dispatch.tuned_gemm", "tunedgemm.integrations.graph_ops"
 _HOME = {
     **dict.fromkeys(("TunedGemm", "call", "dispatcher", "reload", "tgemm"), _INSTANCE),

@@ -64,5 +64,5 @@ def test_an_interrupted_wait_leaves_no_turn() -> None:
     over.set()
     thread.join()
     timer.join()
-    assert not turns._locks
+    assert not turns._turns
     assert not _held.number

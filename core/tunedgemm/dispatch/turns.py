@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
+
+import attrs
 
 from tunedgemm.process.forksafe import ForkSafeLock
 
@@ -23,6 +24,12 @@ class _Held(threading.local):
 _held = _Held()
 
 
+@attrs.define(eq=False)
+class _Turn:
+    lock: ForkSafeLock
+    threads: int = 0
+
+
 class Turns:
     """Locks by place, while a thread holds or awaits them.
 
@@ -31,7 +38,8 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._locks: weakref.WeakValueDictionary[Hashable, ForkSafeLock] = weakref.WeakValueDictionary()
+        self._turns: dict[Hashable, _Turn] = {}
+        self._free: list[_Turn] = []
         self._guard = ForkSafeLock()
 
     def run(self, place: Hashable, action: Callable[..., Answer], *arguments: Any) -> Answer:
@@ -41,17 +49,22 @@ class Turns:
         So a plugin whose `bind` multiplies may bind a shape that another thread binds, too.
         """
         with self._guard:
-            lock = self._locks.get(place)
-            if lock is None:
-                lock = self._locks[place] = ForkSafeLock(awaited=True)
+            turn = self._turns.get(place)
+            if turn is None:
+                turn = self._turns[place] = self._free.pop() if self._free else _Turn(ForkSafeLock(awaited=True))
+            turn.threads += 1
         taken, held = False, _held.number
         try:
-            taken = lock.acquire(blocking=False)
+            taken = turn.lock.acquire(blocking=False)
             while not (taken or held):  # a signal may end the wait; without a limit, one just before it would be missed
-                taken = lock.acquire(timeout=_LOOK_SECONDS)
+                taken = turn.lock.acquire(timeout=_LOOK_SECONDS)
             _held.number = held + 1
             return action(*arguments)
         finally:
             _held.number = held
             if taken:
-                lock.release()
+                turn.lock.release()
+            with self._guard:
+                turn.threads -= 1
+                if not turn.threads:
+                    self._free.append(self._turns.pop(place))
