@@ -34,8 +34,8 @@ endif
 
 TESTS := $(if $(plugin),plugins/$(plugin)/tests)
 # Where pytest-xdist or pytest-cov is missing (an offline machine) the tests run without it.
-IN_PROCESSES = $$($(RUN) -c 'import xdist; print("-n $(1) --dist loadfile --no-loadscope-reorder")' 2>/dev/null)
-COVERAGE = $$($(RUN) -c 'import pytest_cov; print("--cov=tunedgemm --cov-report=term")' 2>/dev/null)
+IN_PROCESSES = $$($(RUN) -c 'import xdist; print("-n", $(1))' 2>/dev/null)
+COVERAGE = $$($(RUN) -c 'import pytest_cov; print("--cov --cov-report=term")' 2>/dev/null)
 
 .PHONY: install check test test-all bench tune fuzz docs site
 
@@ -60,9 +60,11 @@ check: install
 	$(RUN) .ci/english.py
 
 # One thread a process: threads that wait for each other take the time of other processes.
-ON_CPU = CUDA_VISIBLE_DEVICES=-1 HIP_VISIBLE_DEVICES=-1 OMP_NUM_THREADS=1 $(RUN) -m pytest -q $(call IN_PROCESSES,auto)
-# Few processes share the GPU's memory. Without a GPU, or where args pick none of its tests (5), there are none.
-ON_GPU = ! $(RUN) -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || $(RUN) -m pytest -q $(call IN_PROCESSES,4) \
+ON_CPU = CUDA_VISIBLE_DEVICES=-1 HIP_VISIBLE_DEVICES=-1 OMP_NUM_THREADS=1 $(RUN) -m pytest -q $(call IN_PROCESSES,"auto --dist loadfile --no-loadscope-reorder")
+# Most of their time goes to compilers: a process a core, while each has 8 GiB of the GPU's memory.
+GPU_PROCESSES = min(__import__("os").cpu_count(), 1 + (__import__("torch").cuda.mem_get_info()[1] >> 33)), "--dist worksteal"
+# Without a GPU, or where args pick none of its tests (5), there are none.
+ON_GPU = ! $(RUN) -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || OMP_NUM_THREADS=1 $(RUN) -m pytest -q $(call IN_PROCESSES,$(GPU_PROCESSES)) \
 	-m "gpu and $(1)" $(TESTS) $(args) || [ $$? = 5 ]
 
 test: install

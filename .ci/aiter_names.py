@@ -1,4 +1,4 @@
-"""Compare AITER's names with those that `tunedgemm.integrations.aiter` serves.
+"""Compare AITER's names with those that `tunedgemm_aiter_names` serves.
 
 ``python .ci/aiter_names.py AITER`` reads a checkout of AITER and rewrites the generated part of
 docs/migrating-from-aiter.md; with ``--check`` it only tells whether that part is current. Nothing
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tunedgemm.integrations.aiter import names, unserved
+from tunedgemm_aiter_names import names, unserved
 
 PAGE = Path(__file__).parents[1] / "docs" / "migrating-from-aiter.md"
 #: Folders whose modules share a row.

@@ -23,12 +23,12 @@ _ENTRIES = re.compile(rf'^\[project\.entry-points\."{re.escape(GROUP)}"\]\n((?:[
 
 
 def register(folder: Path) -> None:
-    """Write the metadata of each folder in plugins/, as if it were installed in *folder*."""
+    """Write the metadata of each backend's folder in plugins/, as if it were installed in *folder*."""
     for project in sorted(ROOT.glob("plugins/*/pyproject.toml")):
         text = project.read_text()
         name, entries = _NAME.search(text), _ENTRIES.search(text)
-        if name is None or entries is None:
-            raise SystemExit(f"{project}: states no name or no entry points of {GROUP}")
+        if name is None or entries is None:  # brings no backend
+            continue
         info = folder / f"{name[1].replace('-', '_')}-0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name[1]}\nVersion: 0\n")

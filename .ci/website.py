@@ -88,6 +88,8 @@ def _reference(config: MkDocsConfig) -> Iterator[File]:
         "tunedgemm": _page("tunedgemm", _public_names()),
         "plugin": _page("tunedgemm.plugin", {"Names": _exported("plugin")}),
         "tools": _page("tunedgemm.tools", {"Names": _exported("tools")}),
+        "integrations": _page("tunedgemm.integrations", {"Names": sorted(_typed_imports(CORE / "integrations" / "__init__.py"))}),
+        "results": _page("tunedgemm.analysis.results", {"Names": _exported("analysis/results/__init__")}),
         "testing": _page("tunedgemm.testing", {module: [f"{module}.{name}" for name in names] for module, names in TESTING.items()}),
     }
     for name, text in pages.items():

@@ -41,7 +41,8 @@ TELLING = ("tunedgemm", "Error", "error:", "Exception", "attention backend", "Lo
 #: Engine -> the class that runs in the child, the variable that switches the plugin on, and options
 #: by default.
 ENGINES: dict[str, tuple[type[Any], str, dict[str, Any]]] = {
-    "vllm": (Vllm, "TUNEDGEMM_VLLM", {"max_logprobs": 500}),
+    # Engines start together: a cache of stated size, as vLLM's measurement would see the others.
+    "vllm": (Vllm, "TUNEDGEMM_VLLM", {"max_logprobs": 500, "kv_cache_memory_bytes": 6 << 30}),
     "sglang": (Sglang, "TUNEDGEMM_SGLANG", SGLANG),
 }
 
@@ -69,6 +70,9 @@ class Arm:
             variable: "1" if name == "tunedgemm" else "0",
             "TUNEDGEMM_HOME": str(arguments.home),
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+            # Without these DeepGEMM compiles for each number of rows, for minutes.
+            "VLLM_DEEP_GEMM_WARMUP": "skip",
+            "SGLANG_JIT_DEEPGEMM_PRECOMPILE": "0",
         }
         try:
             self._process = context.Process(target=serve, args=(child, str(self.log), engine, str(model), options))

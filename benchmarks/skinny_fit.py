@@ -6,12 +6,10 @@
     python benchmarks/skinny_fit.py results/…/skinny-trials.csv new.trials.jsonl --report \\
         --compact all.csv --out fitted.json
 
-Reads timings from files of three kinds: the table that ``--compact`` writes, which is also the
-default; trial logs of the tuner; and JSON lines. A line is [M, N, K, kernel name, splitK, us, us of
-torch], bf16, or with an op of 8 bits, fp8, at the end. Kernels that the plugin refuses, failed
-timings and those of other devices than ``--device`` are skipped. Of two timings of one solution the
-last counts, but any other replaces one that was only screened. Name older files first, and leave
-out those of kernels that have become faster.
+Reads timings from tables that ``--compact`` writes, as the default is, and from trial logs of the
+tuner. Kernels that the plugin refuses, failed timings and those of other devices than ``--device``
+are skipped. Of two timings of one solution the last counts, but any other replaces one that was
+only screened. Name older files first, and leave out those of kernels that have become faster.
 
 The fit is a ridge regression of log(us / floor) on `features` for each family. A timing weighs more
 the closer it is to the best of its shape. The report leaves out one shape at a time, fits the rest,
@@ -68,12 +66,6 @@ _CLASSES = (1, 2, 4, 8, 16, 32, 64)
 #: Most MiB of the weight of these classes.
 _MIB = (16, 64, 128, 256, 1024)
 
-#: Fields of an op's shapes in JSON lines, which name none.
-_OF: dict[str, dict[str, str]] = {
-    "a16w16": {},
-    "a8w8": {"dtype": "fp8_e4m3fn", "outdtype": "bf16", "scale": "row"},
-    "a8w8_blockscale": {"dtype": "fp8_e4m3fn", "outdtype": "bf16", "scale": "block"},
-}
 
 Chosen = tuple[Kernel, int]
 #: Shape -> solution -> microseconds.
@@ -114,8 +106,6 @@ def read(paths: Iterable[Path], device: Device) -> Trials:
     for path in paths:
         if path.suffix == ".csv":
             _table(path, trials)
-        elif path.open().read(1) == "[":
-            _lists(path, trials)
         else:
             _log(path, device, trials)
     return trials
@@ -128,15 +118,6 @@ def _table(path: Path, trials: Trials) -> None:
             sizes = int(row["M"]), int(row["N"]), int(row["K"])
             shape = Shape(row["op"], *sizes, dtype=row["dtype"], outdtype="bf16", scale=row["scale"], extra=extra)
             trials.add(shape, row["kernelName"], int(row["splitK"]), float(row["us"]))
-
-
-def _lists(path: Path, trials: Trials) -> None:
-    for line in path.read_text().splitlines():
-        m, n, k, name, splits, us, torch_us, *last = json.loads(line)
-        op = last[0] if last else "a16w16"
-        shape = Shape(op, m, n, k, **_OF[op])
-        trials.add(shape, name, splits, us)
-        trials.add(shape, TORCH, 0, torch_us)
 
 
 def _log(path: Path, device: Device, trials: Trials) -> None:

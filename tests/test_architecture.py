@@ -2,10 +2,11 @@
 
 import ast
 import functools
+import graphlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from tunedgemm.libtypes import BUILTIN, RANK
+from tunedgemm.libtypes import BUILTIN, RANK, WITHOUT_BACKEND
 
 ROOT = Path(__file__).parents[1]
 CORE = ROOT / "core" / "tunedgemm"
@@ -16,23 +17,17 @@ LOWEST = "text"
 ROOMS = ("process", "ops", "backends", "table", "workload", "tuner", "dispatch", "analysis", "integrations", "cli", "testing")
 #: Menus, which re-export names of the rooms above.
 MENUS = ("__init__", "__main__", "plugin", "tools")
-#: Modules that become packages outside the core: their imports of one another do not count.
-LEAVING = (
-    "analysis.report",
-    "cli.live",
-    "cli.report",
-    "integrations.engine_",
-    "integrations.sglang",
-    "integrations.vllm",
-    "tuner.executors.ray",
-)
+#: Rooms whose packages are menus, too, for what is not a backend.
+PACKAGE_MENUS = ("integrations", "analysis.results")
+#: The module with another package's functions under the name that programs import.
+FORWARDS = ("integrations.aiter",)
 #: library -> the only modules and rooms that import it
 ONLY_IN = {
     "pluggy": ("backends.contract", "backends.hookspecs"),
     "pandas": ("table.lookup", "tuner"),
     "triton": (),
     "pebble": ("tuner",),
-    "ray": ("tuner",),
+    "ray": (),
 }
 #: lines of a core file, of any other file, and of a function
 CORE_LINES, FILE_LINES, FUNCTION_LINES = 400, 450, 80
@@ -65,6 +60,12 @@ def module_name(path: Path) -> str:
     return ".".join(path.relative_to(CORE).with_suffix("").parts).removesuffix(".__init__")
 
 
+def is_module(name: str) -> bool:
+    """Tell whether a name below `tunedgemm` is that of a module or package."""
+    path = CORE.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
 def floor(module: str) -> int:
     """Return the floor of a module below `tunedgemm`: its room's, 0 for the files of the root."""
     room = module.partition(".")[0]
@@ -72,7 +73,10 @@ def floor(module: str) -> int:
 
 
 CORE_FILES = sources(CORE)
-EVERYTHING = sources(CORE, ROOT / "plugins", ROOT / "examples", ROOT / "tests", ROOT / "benchmarks")
+_PACKAGES = (*CORE.parent.glob("tunedgemm_*"), *(ROOT / "plugins").glob("*/tunedgemm_*"))
+#: Packages that are shipped with the core, or behind an extra, and import its menus alone.
+BESIDE = sorted(path for path in _PACKAGES if path.is_dir() and not path.suffix)
+EVERYTHING = sources(CORE.parent, ROOT / "plugins", ROOT / "examples", ROOT / "tests", ROOT / "benchmarks")
 
 
 def faults(files: Iterable[Path], fault: Callable[[Path], object]) -> list[str]:
@@ -94,12 +98,12 @@ def test_imports_go_down():
         banned = {"__version__", *(name for name in targets if own.startswith("dispatch.") and name.startswith("tuner"))}
         return {name for name in targets if floor(name) > floor(own) or name in banned}
 
-    assert not faults([path for path in CORE_FILES if not module_name(path).startswith((*MENUS, *LEAVING))], upward)
+    assert not faults([path for path in CORE_FILES if module_name(path) not in MENUS], upward)
 
 
 def test_no_modules_import_each_other():
     """Neither when they load, nor later, nor for their types alone: a reader can begin at the lowest."""
-    modules = {f"tunedgemm.{module_name(path)}": path for path in CORE_FILES if not module_name(path).startswith((*MENUS, *LEAVING))}
+    modules = {f"tunedgemm.{module_name(path)}": path for path in CORE_FILES if module_name(path) not in MENUS}
     left = {name: set(imports(path)) & set(modules) - {name} for name, path in modules.items()}
     while lowest := [name for name, imported in left.items() if not imported & set(left)]:
         for name in lowest:
@@ -142,16 +146,32 @@ def test_public_code_has_docstrings():
     assert not faults([path for path in CORE_FILES if path.read_text()], undocumented)
 
 
-def test_plugins_import_the_menus_only():
-    """A plugin imports only `plugin` and `tools` of the core; its tests also `testing` and `tunedgemm`."""
+def test_packages_beside_the_core_import_its_menus_only():
+    """Tests of a backend also import `testing` and the root's modules; the core imports none of them."""
 
     def strange(path: Path) -> set[str]:
-        known = {name for name in imports(path) if name.split(".")[0] == "tunedgemm"}
+        known = {name.removeprefix("tunedgemm.") for name in imports(path) if name.startswith("tunedgemm.")}
+        known -= {name for name in known if name in PACKAGE_MENUS or (name.rpartition(".")[0] in PACKAGE_MENUS and not is_module(name))}
+        private = {name for name in known if is_module(name.partition(".")[0])}
         test = {"tests", "test_conformance.py"} & set(path.parts)
-        public = {name for name in known if name.startswith("tunedgemm.testing") or floor(name.removeprefix("tunedgemm.")) == 0}
-        return {name for name in known - (public if test else set()) if not name.startswith(("tunedgemm.plugin", "tunedgemm.tools"))}
+        if test and path.relative_to(ROOT).parts[1] in WITHOUT_BACKEND:
+            return set()
+        public = {name for name in private if name.startswith("testing") or floor(name) == 0} if test else set()
+        return {name for name in private - public if name.partition(".")[0] not in MENUS}
 
-    assert not faults(sources(ROOT / "plugins", ROOT / "examples" / "thirdparty-plugin"), strange)
+    def outside(path: Path) -> set[str]:
+        forwarded = {"tunedgemm_aiter_names"} if module_name(path) in FORWARDS else set()
+        return {name.partition(".")[0] for name in imports(path)} & {package.name for package in BESIDE} - forwarded
+
+    assert not faults(sources(*BESIDE, ROOT / "plugins", ROOT / "examples" / "thirdparty-plugin"), strange)
+    assert not faults(CORE_FILES, outside)
+
+
+def test_no_import_circles_in_packages_of_the_wheel():
+    """Their modules have an order, although engines import some of them late."""
+    for package in (path for path in BESIDE if path.parent == CORE.parent):
+        names = {path: ".".join(path.relative_to(CORE.parent).with_suffix("").parts) for path in sources(package)}
+        graphlib.TopologicalSorter({name: {*imports(path)} & {*names.values()} for path, name in names.items()}).prepare()
 
 
 def test_files_and_functions_are_short():

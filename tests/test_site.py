@@ -11,7 +11,8 @@ from urllib.parse import unquote
 import pytest
 import tunedgemm
 from markdown_it import MarkdownIt
-from tunedgemm import plugin, tools
+from tunedgemm import integrations, plugin, tools
+from tunedgemm.analysis import results
 
 for library in ("material", "mdx_truly_sane_lists", "mkdocs", "mkdocstrings_handlers.python"):
     pytest.importorskip(library, reason="the site's libraries are not installed; `pip install tunedgemm[site]`")
@@ -158,12 +159,14 @@ def test_reference_has_every_public_name(site):
         "tunedgemm": [name for name in dir(tunedgemm) if not name.startswith("_")],
         "plugin": plugin.__all__,
         "tools": tools.__all__,
+        "integrations": integrations.__all__,
+        "results": results.__all__,
     }
 
     missing = []
     for module, names in expected.items():
         page = Page((site / "api" / f"{module}.html").read_text())
-        prefix = "tunedgemm." if module == "tunedgemm" else f"tunedgemm.{module}."
+        prefix = {"tunedgemm": "tunedgemm.", "results": "tunedgemm.analysis.results."}.get(module, f"tunedgemm.{module}.")
         missing += [prefix + name for name in names if prefix + name not in page.anchors]
 
     assert missing == []

@@ -3,9 +3,7 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
-import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -16,14 +14,10 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, write_rows
 
+from .wheels import install, run
+
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tables-pack"
 pytestmark = pytest.mark.slow
-
-
-def run(*command, code=0, **settings):
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, **settings)
-    assert done.returncode == code or code is None, f"{command}\n{done.stdout}{done.stderr}"
-    return done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -36,17 +30,8 @@ def installed(tmp_path_factory):
     write_rows(folder / "mine.csv", op_named("a16w16"), [row])
     published = source / "example_tables" / "cpu_bf16_tuned_gemm.csv"
     run(sys.executable, "-m", "tunedgemm", "table", "publish", folder / "mine.csv", "-o", published)
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    offline = ["--no-index", "--no-build-isolation", "--no-deps"]
-    run(*pip, "wheel", *offline, "--wheel-dir", folder / "wheels", source)
-    run(sys.executable, "-m", "venv", "--without-pip", folder / "venv")
-    python = folder / "venv" / "bin" / "python"
-    (site,) = (folder / "venv").glob("lib/python*/site-packages")
-    # Paths from .pth files of the running environment (editable installs) must be found as well.
-    (site / "running.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-    (wheel,) = (folder / "wheels").glob("*.whl")
+    python, wheel = install(source, folder)
     assert not [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith((".py", ".so", ".pth"))], "data alone"
-    run(*pip, "--python", python, "install", *offline, wheel)
     return python
 
 

@@ -3,12 +3,11 @@
 import csv
 import os
 import shutil
-import subprocess
-import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
+
+from .wheels import install, run
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "thirdparty-plugin"
 pytestmark = pytest.mark.slow
@@ -19,23 +18,8 @@ def installed(tmp_path_factory):
     """Make an environment with the running one's packages and the example's wheel; return its python."""
     folder = tmp_path_factory.mktemp("thirdparty")
     source = shutil.copytree(EXAMPLE, folder / "source", ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    offline = ["--no-index", "--no-build-isolation", "--no-deps"]
-    _run([*pip, "wheel", *offline, "--wheel-dir", str(folder / "wheels"), str(source)])
-    _run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")])
-    python = folder / "venv" / "bin" / "python"
-    (site,) = (folder / "venv").glob("lib/python*/site-packages")
-    # Paths from .pth files of the running environment (editable installs) must be found as well.
-    (site / "running.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-    (wheel,) = (folder / "wheels").glob("*.whl")
-    _run([*pip, "--python", str(python), "install", *offline, str(wheel)])
+    python, _ = install(source, folder)
     return python
-
-
-def _run(command, **settings):
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, **settings)
-    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-    return done.stdout
 
 
 def test_the_registry_finds_it(installed, tmp_path):
@@ -47,13 +31,13 @@ def test_the_registry_finds_it(installed, tmp_path):
         "print(registry.libtypes.index('swapped') < registry.libtypes.index('torch'))\n"
         "print(backend.libtype, backend.distribution, backend.version, *backend.ops)\n"
     )
-    assert _run([installed, "-c", source], cwd=tmp_path).splitlines() == ["True", "swapped tunedgemm-swapped 0.1.0 a16w16"]
+    assert run(installed, "-c", source, cwd=tmp_path).splitlines() == ["True", "swapped tunedgemm-swapped 0.1.0 a16w16"]
 
 
 def test_it_passes_the_conformance_suite(installed, tmp_path):
     """The example's tests, which are four lines, pass where it is installed."""
     tests = shutil.copytree(EXAMPLE / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__"))
-    summary = _run([installed, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests], cwd=tmp_path).splitlines()[-1]
+    summary = run(installed, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests, cwd=tmp_path).splitlines()[-1]
     assert "passed" in summary
     assert "failed" not in summary
 
@@ -63,7 +47,7 @@ def test_it_is_tuned_by_name(installed, tmp_path):
     (tmp_path / "shapes.csv").write_text("M,N,K\n4,64,128\n1,32,1024\n")
     environment = {**os.environ, "TUNEDGEMM_HOME": str(tmp_path / "home"), "CUDA_VISIBLE_DEVICES": ""}
     command = [installed, "-m", "tunedgemm", "tune", "-i", "shapes.csv", "-o", "out.csv", "--libtype", "swapped"]
-    _run(command, cwd=tmp_path, env=environment)
+    run(*command, cwd=tmp_path, env=environment)
     with (tmp_path / "out.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert sorted((row["M"], row["N"], row["K"]) for row in rows) == [("1", "32", "1024"), ("4", "64", "128")]

@@ -100,6 +100,10 @@ def rank(libtype: str) -> tuple[int, str]:
     return position, libtype
 
 
+#: Extras whose distributions bring no backend.
+WITHOUT_BACKEND = ("ray", "report")
+
+
 def owners() -> dict[str, str]:
     """Map each libtype of our extras to its distribution, from the installed metadata."""
     try:
@@ -107,7 +111,7 @@ def owners() -> dict[str, str]:
     except importlib.metadata.PackageNotFoundError:
         return {}
     pattern = re.compile(r"^(tunedgemm-[\w-]+).*;\s*extra\s*==\s*['\"](\w+)['\"]")
-    return {match[2]: match[1] for text in required if (match := pattern.match(text))}
+    return {match[2]: match[1] for text in required if (match := pattern.match(text)) and match[2] not in WITHOUT_BACKEND}
 
 
 def pip_hint(libtype: str) -> str:

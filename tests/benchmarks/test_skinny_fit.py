@@ -84,21 +84,10 @@ def test_a_shape_does_not_predict_itself(fitting: ModuleType, h200: Device, tria
 
 
 def test_input_files(fitting: ModuleType, h200: Device, tmp_path: Path) -> None:
-    """Lists, trial logs and its own table are read.
+    """Trial logs and its own table are read.
 
     The last duplicate wins; other devices, failures and names are skipped.
     """
-    lists = tmp_path / "log.jsonl"
-    lists.write_text(
-        "\n".join(
-            json.dumps(line)
-            for line in (
-                [1, 1280, 8192, NAME, 0, 9.0, 10.0],
-                [1, 1280, 8192, "none", 0, 1.0, 10.0],
-                [16, 64, 512, NAME, 2, 3.5, 4.0, "a8w8"],
-            )
-        )
-    )
     solution, other = Solution("skinny", NAME), Solution("skinny", NAME, 2)
     here = {"gfx": h200.gfx, "cu_num": h200.cu_num, "device": h200.name, "kind": "trial", "run": "1"}
     timings = [
@@ -114,12 +103,11 @@ def test_input_files(fitting: ModuleType, h200: Device, tmp_path: Path) -> None:
     ]
     log = tmp_path / "t.trials.jsonl"
     log.write_text("".join(json.dumps({**json.loads(timing.to_json()), **here, **differing}) + "\n" for differing, timing in timings))
-    trials = fitting.read([lists, log], h200)
-    eight = Shape("a8w8", 16, 64, 512, dtype="fp8", outdtype="bf16", scale="row")
+    trials = fitting.read([log], h200)
     kernel = fitting.parse_name(NAME)
-    assert trials.kernels == {SHAPE: {(kernel, 1): 7.0, (kernel, 2): 5.0}, eight: {(kernel, 2): 3.5}}
-    assert trials.torch == {SHAPE: 11.0, eight: 4.0}
-    assert trials.passed == 4
+    assert trials.kernels == {SHAPE: {(kernel, 1): 7.0, (kernel, 2): 5.0}}
+    assert trials.torch == {SHAPE: 11.0}
+    assert trials.passed == 3
     table = tmp_path / "all.csv"
     fitting.compact(trials, table, h200)
     again = fitting.read([table], h200)

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tunedgemm import cli
 from tunedgemm.cli import commands, main
 from tunedgemm.device import device_of
 from tunedgemm.ops import op_named
+from tunedgemm.process import foreign
 from tunedgemm.solution import Unsupported
 from tunedgemm.table.csvfile import read_rows
 from tunedgemm.testing.fakes import fake_backend, fake_registry
@@ -232,6 +234,26 @@ def test_every_command_has_help_and_the_module_runs() -> None:
     for command in commands():
         done = subprocess.run([sys.executable, "-m", "tunedgemm", command.name, "--help"], capture_output=True, text=True, check=False)
         assert done.returncode == 0 and command.help[:20] in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("extra", "words", "thing"),
+    [
+        ("report", ("report", "t.csv"), "command 'report'"),
+        ("report", ("tune", "-i", "{untuned}", "--live"), "--live"),
+        ("ray", ("tune", "-i", "{untuned}", "--executor", "ray", "--libtype", "torch"), "--executor ray"),
+    ],
+)
+def test_what_an_extra_brings_names_it(capsys, monkeypatch, untuned: Path, extra: str, words: tuple[str, ...], thing: str) -> None:
+    """Without its distribution the command stays in the list, and using it says what to install."""
+    for module in (cli, foreign):
+        found = module.entry_points
+        monkeypatch.setattr(module, "entry_points", lambda found=found, **asked: [each for each in found(**asked) if each.name != extra])
+    code, _, err = run(capsys, *(word.format(untuned=untuned) for word in words))
+    assert code == 2
+    fault = f"not installed (got no tunedgemm-{extra} in this environment); pip install 'tunedgemm[{extra}]'"
+    assert err == f"tunedgemm: error: {thing}: {fault}\n"
+    assert f"needs tunedgemm[{extra}]" in cli.parser([]).format_help() or extra == "ray"
 
 
 def test_a_backend_of_few_rows_is_usable(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,20 @@ def test_without_argcomplete_there_is_no_answer(environment, monkeypatch, tmp_pa
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
 
 
+def test_a_command_that_cannot_be_loaded_has_no_answer(environment, tmp_path):
+    """Its package, or that of an extra, is missing: the shell gets no traceback."""
+    (info := tmp_path / "lost-1.dist-info").mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lost\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[tunedgemm.commands]\nlost = absent_module:command\n")
+    path = f"{tmp_path}{os.pathsep}{environment['PYTHONPATH']}"
+    done = subprocess.run(
+        [sys.executable, "-m", "tunedgemm"],
+        env={**environment, "PYTHONPATH": path, "_ARGCOMPLETE": "1", "COMP_LINE": "tunedgemm lost -", "COMP_POINT": "16"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+
+
 def test_the_values_of_flags_have_completers():
     """Ops, libtypes after a comma, and words that a metavar lists."""
     top = cli.parser([])

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ from tunedgemm.analysis.doctor.finding import Fact, Section
 from tunedgemm.backends.registry import Registry
 from tunedgemm.cli import main
 from tunedgemm.device import Device, current_device
-from tunedgemm.integrations import engine_health
+from tunedgemm.integrations import health
 from tunedgemm.ops import op_named, ops
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, write_rows
 from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
 from tunedgemm.text.printable import printable
+from tunedgemm_engines.health import SGLANG, VLLM
 
 SECTIONS = ["versions", "device", "backends", "toolchains", "caches", "tables", "environment", "routing"]
 #: What the self-tests of these tests leave out.
@@ -246,18 +248,35 @@ def test_variables_of_others_are_no_mistakes(name: str) -> None:
     assert not environment.environment(fake_registry(), {name: "1"}).faults
 
 
+def test_the_engines_of_the_installed_packages_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their packages are found by entry points, in order of names; one that fails is a fault."""
+    assert health.engines() == ([SGLANG, VLLM], [])
+    monkeypatch.setattr(health, "entry_points", lambda **_: [EntryPoint("mine", "absent_engine:ENGINE", health.GROUP)])
+    found, (fault,) = health.engines()
+    assert not found and str(fault).startswith("absent_engine:ENGINE: is not an engine (got ModuleNotFoundError: No module named")
+
+
+def test_a_switch_without_engines_is_a_fault(monkeypatch: pytest.MonkeyPatch, cpu: Device) -> None:
+    """A tunedgemm that is imported through a path has no entry points, and would route nothing in silence."""
+    monkeypatch.setattr(health, "entry_points", lambda **_: [])
+    assert not health.routing(cpu, 3).faults
+    monkeypatch.setenv("TUNEDGEMM_VLLM", "1")
+    (fault,) = health.routing(cpu, 3).faults
+    assert str(fault).startswith("engines: none can be routed (got no entry point 'tunedgemm.engines'); install tunedgemm with pip")
+
+
 def test_vllm_that_would_not_route(monkeypatch: pytest.MonkeyPatch, cpu: Device) -> None:
     """Each reason why vLLM keeps its kernels is named where the plugin is switched on."""
     fact, fault = _answer(cpu, 3)
     assert fact.value == "no: vLLM is not installed" and fault is None
-    monkeypatch.setattr(engine_health, "_version", lambda _: "0.25.1")
+    monkeypatch.setattr(health, "_version", lambda _: "0.25.1")
     assert _answer(cpu, 3)[0].value == "no: TUNEDGEMM_VLLM is not set; set it to 1"
     monkeypatch.setenv("TUNEDGEMM_VLLM", "1")
     gpu = Device("sm_90", 132)
-    monkeypatch.setattr(engine_health.metadata, "entry_points", lambda **_: [])
+    monkeypatch.setattr(health.metadata, "entry_points", lambda **_: [])
     assert "tunedgemm has no installed entry point" in str(_answer(gpu, 3)[1])
     point = attrs.make_class("Point", ["name"])("tunedgemm")
-    monkeypatch.setattr(engine_health.metadata, "entry_points", lambda **_: [point])
+    monkeypatch.setattr(health.metadata, "entry_points", lambda **_: [point])
     assert _answer(gpu, 3) == (Fact("vLLM would route", "yes", {"version": "0.25.1"}), None)
     assert "vLLM packs weights for this CPU" in str(_answer(cpu, 3)[1])
     assert "no table has a row for sm_90, 132 SMs); capture the shapes" in str(_answer(gpu, 0)[1])
@@ -267,7 +286,7 @@ def test_vllm_that_would_not_route(monkeypatch: pytest.MonkeyPatch, cpu: Device)
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     assert "VLLM_BATCH_INVARIANT is set" in str(_answer(gpu, 3)[1])
     monkeypatch.delenv("VLLM_BATCH_INVARIANT")
-    monkeypatch.setattr(engine_health, "_version", lambda _: "0.9.0")
+    monkeypatch.setattr(health, "_version", lambda _: "0.9.0")
     assert "unknown version of vLLM (got 0.9.0); known are 0.20 to" in str(_answer(gpu, 3)[1])
     monkeypatch.setenv("TUNEDGEMM_VLLM", "sure")
     assert _answer(gpu, 3)[0].value == "no: TUNEDGEMM_VLLM is not set; set it to 1"
@@ -277,19 +296,18 @@ def test_an_sglang_that_leaves_the_plugin_out(monkeypatch: pytest.MonkeyPatch) -
     """SGLang's list of plugins is read as vLLM's."""
     from tunedgemm.dispatch.settings import Settings
 
-    monkeypatch.setattr(engine_health, "_version", lambda _: "0.5.23")
-    monkeypatch.setattr(engine_health.metadata, "entry_points", lambda **_: [attrs.make_class("Point", ["name"])("tunedgemm")])
+    monkeypatch.setattr(health, "_version", lambda _: "0.5.23")
+    monkeypatch.setattr(health.metadata, "entry_points", lambda **_: [attrs.make_class("Point", ["name"])("tunedgemm")])
     monkeypatch.setenv("TUNEDGEMM_SGLANG", "1")
     monkeypatch.setenv("SGLANG_PLUGINS", "other")
-    (engine,) = [one for one in engine_health.ENGINES if one.name == "SGLang"]
-    _, fault = engine_health.answer(engine, Device("sm_90", 132), 3, Settings())
+    _, fault = health.answer(SGLANG, Device("sm_90", 132), 3, Settings())
     assert "SGLANG_PLUGINS leaves it out (it is 'other')); add tunedgemm to SGLANG_PLUGINS" in str(fault)
 
 
 def _answer(device: Device, rows: int) -> tuple[Fact, Any]:
     from tunedgemm.dispatch.settings import Settings
 
-    return engine_health.answer(engine_health.ENGINES[0], device, rows, Settings())
+    return health.answer(VLLM, device, rows, Settings())
 
 
 def wrong(solution: Solution, shape: Shape, *operands: Any) -> Any:
@@ -403,7 +421,8 @@ def test_wrong_variables_hide_no_section(tmp_path: Path) -> None:
     document = json.loads(done.stdout)
     assert (done.returncode, list(document["sections"])) == (1, SECTIONS)
     assert [line.split(":")[1].strip() for line in done.stderr.splitlines()] == ["TUNEDGEMM_HOME", "TUNEDGEMM_ONLINE_SECONDS"]
-    assert sorted(fault["thing"] for fault in document["problems"]) == sorted(wrong)
+    things = [fault["thing"] for fault in document["problems"] if fault["thing"] != "GPU"]  # one that torch may not use
+    assert sorted(things) == sorted(wrong)
     home = "TUNEDGEMM_HOME: no home folder is known for ~nosuch (got '~nosuch/x'); write the whole path"
     assert any(fault["text"].startswith(home) for fault in document["problems"])
 

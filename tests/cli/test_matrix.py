@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 from tunedgemm.architectures import ARCHITECTURES
+from tunedgemm.backends import registry
 from tunedgemm.backends.platforms import Platform
 from tunedgemm.backends.registry import Backend, make_backend
 from tunedgemm.cli import main, matrix
 from tunedgemm.device import Device
-from tunedgemm.libtypes import ALL
+from tunedgemm.libtypes import ALL, WITHOUT_BACKEND
 from tunedgemm.ops import ops
 from tunedgemm.testing.fakes import FakePlugin, fake_registry
 from tunedgemm.testing.shapes import shapes_of
@@ -107,7 +108,7 @@ class TestPage:
         """The table is that of the plugins in plugins/, each with its platforms."""
         page = script.PAGE.read_text()
         assert page == script.current(page), "run `python .ci/backends.py`"
-        folders = {path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml")}
+        folders = {path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml") if registry.GROUP in path.read_text()}
         named = {row.distribution.removeprefix("tunedgemm-") for row in matrix.rows_of(script.registry()) if not row.problem}
         assert named == {"tunedgemm", *folders}
 
@@ -133,7 +134,7 @@ class TestPage:
     def test_each_libtype_has_its_extra(self, script):
         """`pip install tunedgemm[LIBTYPE]` installs the plugin of each libtype, `[all]` every one."""
         text = (ROOT / "pyproject.toml").read_text()
-        extras = dict(EXTRA.findall(text))
+        extras = {extra: owner for extra, owner in EXTRA.findall(text) if extra not in WITHOUT_BACKEND}
         owned = {row.libtype: row.distribution for row in matrix.rows_of(script.registry()) if row.ops and row.distribution != "tunedgemm"}
         assert owned == extras
         (everything,) = re.findall(rf'^{ALL} = \["tunedgemm\[([\w,]+)\]"\]$', text, re.MULTILINE)

@@ -9,8 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from tunedgemm.analysis.report import read_findings
-from tunedgemm.analysis.report.document import document
+from tunedgemm.analysis.results import read_findings
 from tunedgemm.device import Device
 from tunedgemm.errors import UserError
 from tunedgemm.ops import op_named
@@ -19,6 +18,7 @@ from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.store import Store
 from tunedgemm.tuner.trial import Outcome, Place, Task
+from tunedgemm_report.document import document
 
 NAMES = {"log": "bf16_tuned_gemm.trials.jsonl", "profile": "profile.csv", "table": "bf16_tuned_gemm.csv"}
 

@@ -82,6 +82,15 @@ print(json.dumps(found))
 """
 
 
+def test_an_offer_before_any_graph_gives_our_ops_their_lowerings(child):
+    """An offer that is first to load Inductor finds the lowerings of our ops, which choices replace."""
+    found = child(
+        "from tunedgemm.integrations import inductor, linear; inductor.offer();"
+        "from torch._inductor.lowering import lowerings; print(linear.op in lowerings)"
+    )
+    assert found.splitlines()[-1] == "True"
+
+
 @pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 def test_max_autotune_chooses_among_offered_products(child, monkeypatch, tmp_path):

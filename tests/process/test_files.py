@@ -19,7 +19,7 @@ CORE = Path(files.__file__).parents[1]
 
 #: Modules that read files of the package or of the kernel's /proc and /sys.
 OF_THE_SYSTEM = {
-    "analysis/doctor/machine.py", "analysis/report/page.py", "backends/driver.py", "backends/private.py", "cli/live.py",
+    "analysis/doctor/machine.py", "backends/driver.py", "backends/private.py",
     "cli/new_plugin.py", "device.py", "table/indexfile.py", "tuner/processes.py", "tuner/workload.py", "workload/models/confine.py",
 }  # fmt: skip
 

@@ -18,6 +18,9 @@ from tunedgemm.tuner import Options, tune
 SHAPES = [Shape("a16w16", 16, 512, 512), Shape("a16w16", 64, 512, 1024)]
 KERNEL_TIMEOUT = 5.0
 
+#: A kernel that spins delays those of other tests until their deadline.
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timing]
+
 
 def statuses(table: Path, libtype: str) -> dict[tuple[int, str], str]:
     trials = [trial for trial in read_trials(table.with_suffix(".trials.jsonl")) if trial.solution.libtype == libtype]
@@ -25,8 +28,6 @@ def statuses(table: Path, libtype: str) -> dict[tuple[int, str], str]:
     return {(trial.shape.m, trial.solution.kernel_name): trial.status for trial in trials}
 
 
-@pytest.mark.gpu
-@pytest.mark.slow
 def test_faulting_and_spinning_kernels_cost_one_solution(faulty_plugin: Path, tmp_path: Path) -> None:
     """Two shapes, each with an illegal address at once, one in the middle of the timing, a trap and
     a kernel that spins 120 s.
@@ -46,8 +47,6 @@ def test_faulting_and_spinning_kernels_cost_one_solution(faulty_plugin: Path, tm
     assert time.monotonic() - started < len(SHAPES) * SPIN_SECONDS, "spinning kernels are killed, not waited for"
 
 
-@pytest.mark.gpu
-@pytest.mark.slow
 def test_a_faulting_backend_beside_the_others_leaves_their_rows(faulty_plugin: Path, tmp_path: Path) -> None:
     """torch's own routes are tuned with a backend that breaks the context over and over.
 
@@ -62,8 +61,6 @@ def test_a_faulting_backend_beside_the_others_leaves_their_rows(faulty_plugin: P
     assert set(statuses(table, "torch").values()) <= {"ok", "screened", "unsupported"}
 
 
-@pytest.mark.gpu
-@pytest.mark.slow
 def test_faults_of_the_host_are_survived_on_a_gpu(faulty_plugin: Path, tmp_path: Path) -> None:
     """The backend of the CPU tests on GPU tensors: segfaults, hangs, wrong results, leaks.
 

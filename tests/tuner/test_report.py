@@ -6,6 +6,7 @@ One line a shape in a file, a display in a terminal of any width, and the summar
 from __future__ import annotations
 
 import io
+import sys
 import threading
 from pathlib import Path
 
@@ -264,19 +265,24 @@ def test_devices_may_emit_from_their_threads() -> None:
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), OSError(5, "Input/output error"), ValueError("closed file")])
-def test_a_closed_output_does_not_end_the_run(error: Exception) -> None:
+def test_a_closed_output_does_not_end_the_run(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A closed pipe or terminal silences the progress.
 
-    The outcomes are still counted.
+    The outcomes are still counted, and standard output stays open.
     """
 
     class Gone(io.StringIO):
         def write(self, text: str) -> int:
             raise error
 
-    with Progress(output=Console(file=Gone())) as progress:
-        progress(GPUS[0], outcome(TASKS[0]))
-        progress(GPUS[0], outcome(TASKS[1]))
+    with (tmp_path / "standard output").open("w+") as output, monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", output)
+        with Progress(output=Console(file=Gone())) as progress:
+            progress(GPUS[0], outcome(TASKS[0]))
+            progress(GPUS[0], outcome(TASKS[1]))
+        output.write("later")
+        output.seek(0)
+        assert output.read() == "later"
 
     assert len(progress.outcomes) == 2
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import functools
 import io
 import logging
 import os
@@ -24,11 +25,13 @@ import attrs
 from tunedgemm.backends.command import Command
 from tunedgemm.cli.output import Output, OutputError, give_up_output
 from tunedgemm.errors import UserError
-from tunedgemm.process.foreign import attempt, entry_points, load
+from tunedgemm.process.foreign import attempt, entry_points, load, load_extra
 from tunedgemm.text.printable import PrintableStream, printable_line
 from tunedgemm.version import __version__
 
 GROUP = "tunedgemm.commands"
+#: Command of the distribution of an extra of the same name -> its line in the list of commands.
+OF_EXTRAS = {"report": "write the results of tuning as one HTML page: gains, roofline, candidates, cost"}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -61,9 +64,9 @@ class _StandardError(logging.StreamHandler[TextIO]):
 
 def commands() -> list[Command]:
     """Import the commands of the core."""
-    from tunedgemm.cli import coverage, doctor, explain, new_plugin, plugins, report, shapes, table, tune
+    from tunedgemm.cli import coverage, doctor, explain, new_plugin, plugins, shapes, table, tune
 
-    return [module.command for module in (coverage, doctor, explain, new_plugin, plugins, report, shapes, table, tune)]
+    return [module.command for module in (coverage, doctor, explain, new_plugin, plugins, shapes, table, tune)]
 
 
 def _load_plugin_command(entry: EntryPoint, wanted: str) -> Command:
@@ -74,7 +77,7 @@ def _load_plugin_command(entry: EntryPoint, wanted: str) -> Command:
     """
     if entry.name != wanted:
         owner = entry.dist.name if entry.dist else entry.value
-        return Command(entry.name, f"commands of {owner}", lambda _: None, lambda _: 0)
+        return Command(entry.name, OF_EXTRAS.get(entry.name, f"commands of {owner}"), lambda _: None, lambda _: 0)
     loaded, fault = load(entry)
     if fault or not isinstance(loaded, Command):
         raise UserError(f"command {entry.name!r} of {entry.value}: cannot be loaded: {fault or f'it is not a Command (got {loaded!r})'}")
@@ -85,6 +88,12 @@ def _add_plugin_arguments(command: Command, entry: EntryPoint, parser: argparse.
     _, fault = attempt(command.add_arguments, parser)
     if fault:
         raise UserError(f"command {entry.name!r} of {entry.value}: its arguments cannot be added: {fault}")
+
+
+def _require(name: str, wanted: str, _: argparse.ArgumentParser) -> None:
+    """Raise UserError with the remedy if the *wanted* command is that of a distribution that is missing."""
+    if name == wanted:
+        load_extra(GROUP, name, f"command {name!r}")
 
 
 def parser(words: Sequence[str]) -> argparse.ArgumentParser:
@@ -99,6 +108,9 @@ def parser(words: Sequence[str]) -> argparse.ArgumentParser:
             print(f"tunedgemm: command {entry.name!r} of {entry.value}: left out: its name is taken", file=sys.stderr)
         else:
             by_name[entry.name] = _load_plugin_command(entry, wanted)
+    for name, text in OF_EXTRAS.items():
+        absent = Command(name, f"{text}; needs tunedgemm[{name}]", functools.partial(_require, name, wanted), lambda _: 0)
+        by_name.setdefault(name, absent)
     for command in by_name.values():
         sub = choices.add_parser(command.name, help=command.help, description=command.help)
         sub.add_argument("-v", "--verbose", action="store_true", help="also print skipped shapes, every solution's status, full errors")

@@ -11,12 +11,14 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 
+from tunedgemm.errors import UserError
+
 #: Words that a metavar lists, as in ``cold|hot``.
 _WORDS = re.compile(r"[a-z_]+(\|[a-z_]+)+")
 
 
 def complete(parser: Callable[[Sequence[str]], argparse.ArgumentParser]) -> None:
-    """Answer the shell and end the process; without argcomplete end it without an answer.
+    """Answer the shell and end the process; without argcomplete, or the command, without an answer.
 
     Args:
         parser: makes the parser of a command line.
@@ -27,7 +29,10 @@ def complete(parser: Callable[[Sequence[str]], argparse.ArgumentParser]) -> None
         os._exit(1)
     line, point = os.environ.get("COMP_LINE", ""), os.environ.get("COMP_POINT", "")
     words = line[: int(point) if point.isdecimal() else None].split()[1:]
-    top = parser(words)
+    try:
+        top = parser(words)
+    except UserError:  # running the command says why it cannot be loaded
+        os._exit(1)
     add_completers(top)
     argcomplete.autocomplete(top)
 

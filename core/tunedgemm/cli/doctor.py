@@ -54,9 +54,9 @@ def diagnose(seconds: float) -> Diagnosis:
     from tunedgemm.process.foreign import attempt
 
     def routing() -> Section:
-        from tunedgemm.integrations import engine_health  # reads variables, which may be wrong
+        from tunedgemm.integrations import health  # reads variables, which may be wrong
 
-        return engine_health.routing(device, rows)
+        return health.routing(device, rows)
 
     registry = Registry()
     device = attempt(current_device)[0] or device_of(-1)  # the section of devices gives the reason

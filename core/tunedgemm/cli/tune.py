@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -23,7 +23,6 @@ from tunedgemm.process.paths import expanded
 
 if TYPE_CHECKING:
     from tunedgemm.analysis.compare import Served
-    from tunedgemm.cli.live import LiveReport
     from tunedgemm.tuner import Options
     from tunedgemm.tuner.campaign import Campaign
     from tunedgemm.tuner.plan import Source
@@ -95,15 +94,15 @@ def _run_all(arguments: argparse.Namespace) -> int:
         _check_several(arguments, requests)
     if arguments.live is None:
         return _run_requests(arguments, requests, options, None)
-    from tunedgemm.cli.live import LiveReport
+    from tunedgemm.process.foreign import load_extra
 
-    with LiveReport(arguments.live) as live:
+    with load_extra("tunedgemm.live", "report", "--live")(arguments.live) as live:
         code = _run_requests(arguments, requests, options, live)
         live.end("Interrupted; the same command resumes." if code >= _SIGNALS else "Finished." if code == 0 else "Finished with failures.")
     return code
 
 
-def _run_requests(arguments: argparse.Namespace, requests: list[_TuneRequest], options: Options, live: LiveReport | None) -> int:
+def _run_requests(arguments: argparse.Namespace, requests: list[_TuneRequest], options: Options, live: Any) -> int:
     """Run one request after the other; return the exit code."""
     from tunedgemm.tuner import stopped_by_sigterm
     from tunedgemm.tuner.progress import Progress
@@ -137,7 +136,7 @@ def _run_requests(arguments: argparse.Namespace, requests: list[_TuneRequest], o
 
 def _lists_of(request: _TuneRequest) -> list[Path]:
     """Return the list of shapes that a request tunes, where it is a file; tuned tables have no calls."""
-    from tunedgemm.analysis.report.files import kind_of
+    from tunedgemm.analysis.results.files import kind_of
     from tunedgemm.ops import op_named
     from tunedgemm.table.folders import untuned_path
 

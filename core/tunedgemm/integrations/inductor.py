@@ -22,6 +22,7 @@ import torch
 from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.errors import UserError
 from tunedgemm.integrations import linear as routing
+from tunedgemm.integrations.dynamo import watch_loading
 from tunedgemm.integrations.graph_ops import graph_op, torch_fallback
 from tunedgemm.integrations.lowering import as_direct_call
 from tunedgemm.ops import DEFAULT_OP
@@ -54,6 +55,7 @@ def offer(*, external: bool = False) -> None:
     """
     choose = _inductor()
     withdraw()
+    watch_loading()  # Inductor is loaded now, so our ops get the lowerings that choices replace
     for op, decomposition in ((routing.op, linear), (graph_op(DEFAULT_OP), a16w16)):
         choose(op, decomposition, f"tunedgemm_{decomposition.__name__}")
     if external:

@@ -13,6 +13,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
 
+from tunedgemm.errors import UserError
 from tunedgemm.process.interrupt import is_interrupt
 from tunedgemm.process.switches import kept_switches
 from tunedgemm.text.printable import warn_once
@@ -56,6 +57,25 @@ def load(entry: EntryPoint) -> tuple[Any, str]:
         owner = entry.dist.name if entry.dist else entry.value
         _log.log(level, "%s of %s: importing it changed %s; undone", entry.name, owner, ", ".join(changed))
     return answer
+
+
+def load_extra(group: str, extra: str, thing: str) -> Any:
+    """Load the entry point that the distribution of an extra has under the extra's name.
+
+    Args:
+        thing: what asks for it, as a user wrote it.
+
+    Raises:
+        UserError: it is not installed, or cannot be imported.
+    """
+    remedy = f"pip install 'tunedgemm[{extra}]'"
+    entry = next((entry for entry in entry_points(group=group) if entry.name == extra), None)
+    if entry is None:
+        raise UserError(f"{thing}: not installed (got no tunedgemm-{extra} in this environment); {remedy}")
+    loaded, fault = load(entry)
+    if fault:
+        raise UserError(f"{thing}: {entry.value} cannot be loaded (got {fault}); {remedy}")
+    return loaded
 
 
 def entry_points(*, group: str) -> list[EntryPoint]:

@@ -14,7 +14,6 @@ from typing import Any
 import attrs
 
 from tunedgemm.process.forksafe import ForkSafeLock
-from tunedgemm.process.precision import initial_precision, read_precision, write_precision
 
 _VARIES = object()
 _variables = ForkSafeLock()
@@ -62,6 +61,16 @@ def _torch_switches() -> tuple[_Switch, ...]:
         _entered.append(torch.inference_mode(enabled))
         _entered[-1].__enter__()
 
+    def precision() -> str:
+        try:
+            return torch.get_float32_matmul_precision()
+        except RuntimeError:  # torch's newer settings, one for each backend, disagree with it
+            return ""
+
+    def set_precision(text: str) -> None:
+        if text:
+            torch.set_float32_matmul_precision(text)
+
     def autocast() -> tuple[bool, bool]:
         return torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
 
@@ -77,7 +86,7 @@ def _torch_switches() -> tuple[_Switch, ...]:
         _Switch("torch's number of threads", torch.get_num_threads, torch.set_num_threads),
         _Switch("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype, torch.float32),
         _Switch("torch's determinism", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
-        _Switch("torch's float32 precision", read_precision, write_precision, initial_precision()),
+        _Switch("torch's float32 precision", precision, set_precision, "highest"),
         _Switch("torch's autocast", autocast, set_autocast, (False, False)),
     )
 

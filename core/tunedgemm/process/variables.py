@@ -251,6 +251,12 @@ def switched_on(name: str, environment: Mapping[str, str] = os.environ) -> bool:
     return bool(read(name, environment, KINDS.get(name, Switch())))
 
 
+def read_switch(name: str) -> str:
+    """Return what a switch says: "" for off, "1" for on, or its other word."""
+    value = read(name)
+    return value if isinstance(value, str) else "1" if value else ""
+
+
 def fault_of(name: str, environment: Mapping[str, str] = os.environ) -> tuple[str, str]:
     """Return why a variable's value is bad, and what counts instead; two empty texts where it is not."""
     kind, text = KINDS.get(name, Kind()), environment.get(name, "").strip()

@@ -57,6 +57,10 @@ class Console(rich.console.Console):
         """Set the stream."""
         rich.console.Console.file.fset(self, file)  # type: ignore[attr-defined]
 
+    def on_broken_pipe(self) -> None:
+        """Raise the error of a closed pipe again: rich would redirect standard output and exit."""
+        raise  # noqa: PLE0704 - rich calls this where it handles the error
+
     def render(self, renderable: Any, options: rich.console.ConsoleOptions | None = None) -> Iterator[Segment]:
         """Yield the segments of a renderable, and of those inside it, with printable text."""
         for segment in super().render(renderable, options):

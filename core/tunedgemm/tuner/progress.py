@@ -119,7 +119,7 @@ class Progress:
         try:
             self._console.print(text, soft_wrap=True)
             self._console.file.flush()
-        except (OSError, ValueError, SystemExit):  # rich turns a broken pipe into SystemExit
+        except (OSError, ValueError):
             self._unread = True
 
     def _outcome_line(self, outcome: Outcome, place: Place | None) -> Text:

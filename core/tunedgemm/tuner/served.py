@@ -39,7 +39,7 @@ from tunedgemm.tuner.watching import dispatched, swallowed_exceptions
 #: Outputs that are alive at the same time, fewer where they take more bytes than these.
 WINDOW, WINDOW_BYTES = 16, 1 << 30
 #: Calls in a row, the seconds after which there are no more, and which outputs are looked at.
-CALLS, SECONDS, LOOKED_AT = 1100, 0.05, 7
+CALLS, SECONDS, LOOKED_AT = 1100, 0.2, 7
 #: Calls from each of two threads at once.
 THREADED = 4
 #: Smaller M that are tried: the least, the largest, and some between.

@@ -55,12 +55,6 @@ def objects() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def gcn() -> ModuleType:
-    """Return the emulator of AMDGCN text."""
-    return _module("gcn")
-
-
-@pytest.fixture(scope="session")
 def ptx() -> ModuleType:
     """Return the emulator of PTX text."""
     return _module("ptx")

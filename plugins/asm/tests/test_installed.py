@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
-import sysconfig
 import zipfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from tunedgemm.testing.siblings import module_at
 
+wheels = module_at(Path(__file__).parents[3] / "tests" / "wheels")
 EXAMPLE = Path(__file__).parents[3] / "examples" / "asm-pack"
 pytestmark = pytest.mark.slow
 
@@ -33,26 +32,15 @@ def installed(objects: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> 
         )
         (pack / "manifest.csv").write_text(MANIFEST.format(f"example_{gfx}"))
         (pack / f"example_{gfx}.co").write_bytes(objects.made([f"example_{gfx}"], gfx, 96))
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    offline = ["--no-index", "--no-build-isolation", "--no-deps"]
-    run(*pip, "wheel", *offline, "--wheel-dir", folder / "wheels", source)
-    run(sys.executable, "-m", "venv", "--without-pip", folder / "venv")
-    python = folder / "venv" / "bin" / "python"
-    (site,) = (folder / "venv").glob("lib/python*/site-packages")
-    # Paths that .pth files of the running environment add (editable installs) have to be found as
-    # well.
-    (site / "running.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-    (wheel,) = (folder / "wheels").glob("*.whl")
+    python, wheel = wheels.install(source, folder)
     assert not [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith((".py", ".so", ".pth"))], "data alone"
-    run(*pip, "--python", python, "install", *offline, wheel)
     return python
 
 
-def run(*command: Any, cwd: Path | None = None) -> str:
+def run(*command: Any, cwd: Path) -> str:
+    """Run a command without the packs of this machine."""
     variables = {key: value for key, value in os.environ.items() if key not in ("TUNEDGEMM_ASM_PACKS", "AITER_ASM_DIR")}
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, check=False, cwd=cwd, env=variables)
-    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-    return done.stdout
+    return str(wheels.run(*command, cwd=cwd, env=variables))
 
 
 def test_the_plugin_finds_its_kernels(installed: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ the workgroups of the first split zero their output tile and set its semaphore t
 splits. All splits wait for that, add their partials by atomics (bf16 pairs or fp32) and decrement
 the semaphore, which ends at zero. N has no tail.
 
-``tunedgemm-bf16`` is the layout of `tunedgemm_asm.gcn`. Fields are naturally aligned, strides are
+``tunedgemm-bf16`` is the layout of `tunedgemm_asm_gcn`. Fields are naturally aligned, strides are
 in bytes. ``tiles_m`` is ceil(M / tile_m), ``tiles_n`` is ceil(N / tile_n), and the grid is (tiles_m
 * tiles_n, 1, splits). Each split has ``k_part`` elements of K, a multiple of 64; the last may have
 fewer. ``workspace`` holds tile_m * tile_n fp32 partials for each split of each tile. ``semaphore``

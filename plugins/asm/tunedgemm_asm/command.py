@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import attrs
@@ -96,10 +97,11 @@ def _verdict(verdict: Verdict, verbose: bool) -> Sequence[str]:
 
 
 def _build(arguments: argparse.Namespace) -> int:
-    from tunedgemm_asm.gcn.build import build_pack
-
+    generator = next(iter(entry_points(group="tunedgemm_asm.generators", name="gcn")), None)
+    if generator is None:
+        raise UserError("asm build: the generator is not installed (got no tunedgemm-asm-gcn); pip install 'tunedgemm-asm[gcn]'")
     try:
-        built = build_pack(arguments.gfx, arguments.output)
+        built = generator.load()(arguments.gfx, arguments.output)
     except (PluginError, OSError) as error:
         raise UserError(f"asm build: {error}") from error
     print(f"{arguments.output}: {len(built.names)} kernels for {arguments.gfx}, assembled by {built.assembler}")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from tunedgemm_asm.abi import Abi
 from tunedgemm_asm.codeobject import MAX_THREADS, WAVE, CodeObject, Metadata
-from tunedgemm_asm.gcn.resources import REGISTERS, TARGETS
 from tunedgemm_asm.manifest import KernelConfig
+
+#: Registers of a lane in a SIMD, and LDS of a compute unit in bytes by architecture.
+REGISTERS, LDS = 512, {"gfx942": 64 << 10, "gfx950": 160 << 10}
 
 
 def unfit(code: CodeObject, kernel: KernelConfig, abi: Abi, gfx: str) -> str | None:
     """Return why a kernel of the code object must not be launched on *gfx* with *abi*, or None."""
     if code.gfx != gfx:
         return f"built for {code.gfx}, not {gfx}"
-    if gfx not in TARGETS:
-        return f"unknown architecture {gfx}; known: {', '.join(TARGETS)}"
+    if gfx not in LDS:
+        return f"unknown architecture {gfx}; known: {', '.join(LDS)}"
     if kernel.name not in code.kernels:
         return f"no kernel {kernel.name}; kernels: {', '.join(code.kernels) or 'none'}"
     seen = code.kernels[kernel.name]
@@ -36,8 +38,8 @@ def _resources(seen: Metadata, abi: Abi, gfx: str) -> str:
         return f"built for workgroups of {seen.required or seen.workgroup} threads; {abi.name} launches {abi.threads}"
     if seen.workgroup > MAX_THREADS:
         return f"workgroup of {seen.workgroup} threads exceeds {MAX_THREADS}"
-    if seen.lds_bytes > TARGETS[gfx].lds_bytes:
-        return f"{seen.lds_bytes} bytes of LDS exceed the {TARGETS[gfx].lds_bytes} of {gfx}"
+    if seen.lds_bytes > LDS[gfx]:
+        return f"{seen.lds_bytes} bytes of LDS exceed the {LDS[gfx]} of {gfx}"
     if seen.wavefront != WAVE or seen.vgprs > REGISTERS:
         return f"waves of {seen.wavefront} threads with {seen.vgprs} registers; {gfx} has {WAVE} with at most {REGISTERS}"
     return ""

@@ -82,6 +82,7 @@ def test_the_child_is_asked_for_the_whole_target(target: Target, monkeypatch: py
             r"n64_s100 does not compile: .*error: no",
         ),
         (-11, "", "Segmentation fault", LaunchError, "the compiling process failed: Segmentation fault"),
+        (1, "", "Traceback:\nRuntimeError: no driver\n  #0 torch.so at ??:0\n", LaunchError, "process failed: RuntimeError: no driver$"),
     ],
 )
 def test_failures_have_reasons(
@@ -117,6 +118,11 @@ def test_the_described_gpu_answers_what_the_library_asks(target: Target, tmp_pat
     properties = ctypes.create_string_buffer(4096)
     assert described.cudaGetDeviceProperties(properties, 0) == 0
     assert (132).to_bytes(4, "little") in properties.raw
+    assert described.cudaFree(None) == 0
+    described.allocate.restype = ctypes.c_void_p
+    memory = described.allocate(ctypes.c_ssize_t(64), 0, None)
+    ctypes.memset(memory, 0, 64)
+    described.release(ctypes.c_void_p(memory), ctypes.c_ssize_t(64), 0, None)
     assert described.cuLibraryLoadFromFile(ctypes.byref(library_handle), b"/c/kernel.cubin", None, None, 0, None, None, 0) == 100
     assert described.cuGetErrorName(100, ctypes.byref(text)) == 0
     assert text.value == b"CUDA_ERROR_NO_DEVICE"

@@ -13,7 +13,7 @@ import attrs
 import pytest
 import torch
 from tunedgemm.plugin import Device, Shape
-from tunedgemm_deepgemm import deepgemm, library, registered
+from tunedgemm_deepgemm import child, deepgemm, library, registered
 
 PRESENT, SHAPE = Device("sm_90", 132, "nvidia-h200", 0), Shape("a16w16", 4, 64, 64)
 #: Schemas of vLLM 0.33's copy, as far as the plugin calls it, and where they are implemented.
@@ -88,7 +88,7 @@ def backend_of(extension: Path) -> Any:
     return attrs.evolve(deepgemm, access=access)
 
 
-def test_copies_have_separate_settings(tmp_path: Path) -> None:
+def test_copies_have_separate_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The settings of a copy are in no other copy, nor in the library that a user loads before or after."""
     extension = built(tmp_path / "deep_gemm")
     found = library.Installation(extension.parent, extension, "2.8.1")
@@ -100,11 +100,41 @@ def test_copies_have_separate_settings(tmp_path: Path) -> None:
     first.set_pdl(True)
     first.set_block_size_multiple_of((1, 64))
     assert (first.get_num_sms(), second.get_num_sms(), torch.ops.deep_gemm.get_num_sms()) == (7, 0, 9)
-    x = torch.zeros(2, 2)
-    first.bf16_gemm_nt(x, x, x, compiled_dims="mnk")  # on the host, as where the GPU is only described
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    x = child.on_gpu(torch.zeros(2, 2))  # of the host's memory, as where the GPU is only described
+    assert x.is_cuda
+    first.bf16_gemm_nt(x, x, x, compiled_dims="mnk")
     first.fp8_gemm_nt((x, x), (x, x), x)
     assert (first.get_num_sms(), second.get_num_sms()) == (2007, 0)
     assert backend_of(extension).supports(SHAPE, PRESENT) is True
+
+
+def test_the_copy_of_sglang_is_called_with_all_that_it_requires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its operations have no defaults, other names of scales, and two numbers in place of a list."""
+    bf16, fp8 = "Tensor? c, str compiled_dims, float? alpha", "Tensor? c, int[]? recipe, str compiled_dims, bool disable_ue8m0_cast"
+    schemas = {
+        "init(str library_root_path, str cuda_home) -> ()": "CompositeExplicitAutograd",
+        "set_block_size_multiple_of(int m, int n) -> ()": "CompositeExplicitAutograd",
+        f"bf16_gemm_nt(Tensor a, Tensor b, Tensor(a!) d, {bf16}) -> ()": "CUDA",
+        f"fp8_fp4_gemm_nt(Tensor a, Tensor a_sf, Tensor b, Tensor b_sf, Tensor(a!) d, {fp8}) -> ()": "CUDA",
+    }
+    names = {schema.partition("(")[0] for schema in schemas}
+    schemas |= {schema: key for schema, key in SCHEMAS.items() if schema.partition("(")[0] not in names}
+    extension = built(tmp_path / "deep_gemm", schemas)
+    extension = extension.rename(extension.with_name("_C.so"))
+    (tmp_path / "deep_gemm" / "__init__.py").write_text("")
+    (tmp_path / "deep_gemm" / "VERSION").write_text("0.2.3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = library.find()
+    assert (found.extension, found.version) == (extension, "sglang-0.2.3")
+    copy = library.open_copy(found, library.Toolkit(Path("/bin/sh")))
+    copy.set_num_sms(7)
+    copy.set_block_size_multiple_of((1, 64))
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    x = child.on_gpu(torch.zeros(2, 2))
+    copy.bf16_gemm_nt(x, x, x)
+    copy.fp8_gemm_nt((x, x), (x, x), x, compiled_dims="mnk")
+    assert copy.get_num_sms() == 2007
 
 
 @pytest.mark.parametrize(

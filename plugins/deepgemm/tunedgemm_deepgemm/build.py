@@ -112,7 +112,8 @@ def compile_ahead(target: Target) -> list[str]:
         wrong = [line for line in done.stdout.splitlines() if "error" in line] or done.stdout.splitlines()
         raise LaunchError(f"deepgemm {target.kernel.name} does not compile: {' | '.join(wrong[:3])[:600]}")
     if done.returncode:
-        raise LaunchError(f"deepgemm {target.kernel.name}: the compiling process failed: {done.stderr.strip()[-300:]}")
+        errors = re.findall(r"^\w[\w.]*(?:Error|Exception): .*$", done.stderr, re.MULTILINE)  # a trace of C++ may follow
+        raise LaunchError(f"deepgemm {target.kernel.name}: the compiling process failed: {(errors or [done.stderr.strip()])[-1][-300:]}")
     reason = json.loads(done.stdout.splitlines()[-1])[-1]
     raise PluginError(f"deepgemm {target.kernel.name}: the library refuses {target.product}: {short(reason)}")
 

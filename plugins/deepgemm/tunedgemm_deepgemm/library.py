@@ -2,8 +2,8 @@
 
 Importing `deep_gemm` would share its process-wide settings and its cache with the user. A private
 copy of its extension has separate ones. Each device has a copy, because the library remembers the
-first device that it meets. The extension is a module of Python's, `_C`, or since 2.8 one that
-registers operations of torch, `_C_extension`, next to a module `_C.py`.
+first device that it meets. The extension is a module of Python's, `_C`, or registers operations of
+torch: vLLM's `_C_extension` since 2.8, next to a module `_C.py`, and SGLang's `_C`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from tunedgemm_deepgemm import registered
 PLACES = (("deep_gemm", ""), ("vllm", "third_party/deep_gemm"))
 #: The first version whose settings vary more than the SMs, and that compiles without a device.
 OLDEST = (2, 4)
+#: Begins the version of SGLang's copy, which has numbers apart and states them in a file.
+_SGLANG = "sglang-"
 #: Functions that this plugin calls: those of products, and all.
 PRODUCTS = ("bf16_gemm_nt", "fp8_gemm_nt")
 FUNCTIONS = ("init", "set_num_sms", "get_num_sms", "set_pdl", "set_block_size_multiple_of", *PRODUCTS)
@@ -42,7 +44,7 @@ SYSTEM_TOOLKIT = Path("/usr/local/cuda")
 _LOAD = "import pathlib, sys; from tunedgemm_deepgemm.library import load_copy; load_copy(pathlib.Path(sys.argv[1]))"
 #: The search path is this process's, without the working folder.
 _CHILD = "import sys; sys.path[:] = {path!r}; from tunedgemm_deepgemm import child; child.main()"
-#: Name of the extension that registers operations.
+#: Name of vLLM's extension that registers operations.
 _REGISTERED = "_C_extension"
 _numbers = itertools.count()
 
@@ -105,7 +107,7 @@ def find() -> Installation:
             if not (folder / "__init__.py").is_file():
                 continue
             version = _version(folder)
-            if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
+            if not version.startswith(_SGLANG) and tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
                 faults.append(f"{folder}: must be {'.'.join(map(str, OLDEST))} or newer (got {version})")
                 continue
             if extension := _extension_of(folder):
@@ -138,7 +140,10 @@ def _roots(package: str) -> list[str]:
 
 def _version(folder: Path) -> str:
     match = re.search(r"^__version__ = ['\"]([^'\"]+)", (folder / "__init__.py").read_text(errors="replace"), re.MULTILINE)
-    return match[1] if match else "unknown"
+    if match:
+        return match[1]
+    stated = folder / "VERSION"
+    return f"{_SGLANG}{stated.read_text(errors='replace').strip()[:40]}" if stated.is_file() else "unknown"
 
 
 def _owner(package: str) -> str:
@@ -219,6 +224,12 @@ def open_copy(installation: Installation, toolkit: Toolkit) -> Any:
     return module
 
 
+def registers(extension: Path) -> bool:
+    """Return whether an extension registers operations of torch; the others are modules of Python."""
+    content = extension.read_bytes()
+    return registered.NAMESPACE in content and b"PyInit__C\0" not in content
+
+
 def load_copy(extension: Path) -> Any:
     """Load the extension from memory.
 
@@ -232,12 +243,11 @@ def load_copy(extension: Path) -> Any:
     del torch
     number = next(_numbers)
     with os.fdopen(os.memfd_create("deepgemm"), "wb") as content:
-        registers, namespace = extension.name.startswith(_REGISTERED), f"dg{number:07d}"
-        original = extension.read_bytes()
-        content.write(registered.private_content(original, namespace) if registers else original)
+        original, namespace, is_registered = extension.read_bytes(), f"dg{number:07d}", registers(extension)
+        content.write(registered.private_content(original, namespace) if is_registered else original)
         content.flush()
         path = f"/proc/self/fd/{'./' * number}{content.fileno()}"
-        module = registered.load(path, namespace) if registers else _load_module(f"tunedgemm_deepgemm_copy{number}._C", path)
+        module = registered.load(path, namespace) if is_registered else _load_module(f"tunedgemm_deepgemm_copy{number}._C", path)
     if missing := [function for function in FUNCTIONS if not hasattr(module, function)]:
         raise ImportError(f"it lacks {', '.join(missing)}")
     for function in PRODUCTS:

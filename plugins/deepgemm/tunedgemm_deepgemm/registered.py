@@ -18,7 +18,7 @@ from typing import Any
 import attrs
 
 #: Namespace of the extension's operations, as the text in it.
-_NAMESPACE = b"\0deep_gemm\0"
+NAMESPACE = b"\0deep_gemm\0"
 #: Type of the section with the dynamic symbols, and bytes of a symbol. The linker joins symbols of
 #: this binding among all libraries of a process.
 _DYNSYM, _SYMBOL, _UNIQUE = 11, 24, 10
@@ -30,8 +30,8 @@ class Operation:
 
     Attributes:
         names: its names, the newest first.
-        given: the arguments that are passed by position, by their names; an empty name is not
-            checked.
+        given: the arguments that are passed by position, by their names in vLLM's copy and others';
+            an empty name is not checked.
         scaled: whether the function has pairs of a matrix and its scales.
     """
 
@@ -40,7 +40,7 @@ class Operation:
     scaled: bool = False
 
 
-_PAIRS = ("a", "sfa", "b", "sfb", "d")
+_PAIRS = ("a", "sfa a_sf", "b", "sfb b_sf", "d")
 #: Functions of `_C` that the plugin calls. The products also get `compiled_dims` by name.
 OPERATIONS = {
     "init": Operation(("init",), ("",)),
@@ -58,6 +58,16 @@ OPERATIONS = {
         ("m_grouped_fp8_fp4_gemm_nt_masked", "m_grouped_fp8_gemm_nt_masked"), (*_PAIRS, "masked_m", "expected_m"), scaled=True
     ),
 }
+#: Arguments that SGLang's copy requires, with the value that changes nothing; `init` and
+#: ``set_block_size_multiple_of`` are given the first two.
+_DEFAULTS = {
+    "cuda_home": "",
+    "n": 1,
+    "compiled_dims": "nk",
+    "disable_ue8m0_cast": False,
+    "use_psum_layout": False,
+    "ensure_zero_padding": True,
+}
 
 
 def private_content(content: bytes, namespace: str) -> bytes:
@@ -67,11 +77,11 @@ def private_content(content: bytes, namespace: str) -> bytes:
         ImportError: it registers nothing, or is damaged.
     """
     own = b"\0" + namespace.encode() + b"\0"
-    if len(own) != len(_NAMESPACE):
+    if len(own) != len(NAMESPACE):
         raise AssertionError(f"{namespace}: must be as long as the library's namespace")
-    if content[:6] != b"\x7fELF\x02\x01" or _NAMESPACE not in content:
+    if content[:6] != b"\x7fELF\x02\x01" or NAMESPACE not in content:
         raise ImportError("it registers nothing as torch.ops.deep_gemm")
-    copy = bytearray(content.replace(_NAMESPACE, own))
+    copy = bytearray(content.replace(NAMESPACE, own))
     has_symbols = False
     try:
         sections, size, count = struct.unpack_from("<Q", copy, 40)[0], *struct.unpack_from("<HH", copy, 58)
@@ -130,32 +140,40 @@ def _check(name: str, operation: Operation, found: Any) -> None:
         ImportError: it does not; the message has its schema.
     """
     arguments, count = found._schema.arguments, len(operation.given)
-    fits = len(arguments) >= count and all(wanted in ("", have.name) for wanted, have in zip(operation.given, arguments, strict=False))
+    fits = len(arguments) >= count
+    fits = fits and all(not wanted or have.name in wanted.split() for wanted, have in zip(operation.given, arguments, strict=False))
     named = {"compiled_dims"} if "d" in operation.given else set()
-    further = [argument for argument in arguments[count:] if not argument.has_default_value()]
-    if not fits or further or named - {argument.name for argument in arguments[count:]}:
-        wanted = ", ".join((*filter(None, operation.given), *sorted(named))) or f"{count} arguments"
+    unknown = [key for key, value in _others(operation, found).items() if value is ...]
+    if not fits or unknown or named - {argument.name for argument in arguments[count:]}:
+        wanted = ", ".join((*(names.split()[0] for names in operation.given if names), *sorted(named))) or f"{count} arguments"
         raise ImportError(f"{name} must take {wanted} (got {found._schema})")
+
+
+def _others(operation: Operation, found: Any) -> dict[str, Any]:
+    """Return the other arguments that SGLang's copy requires, with the value that changes nothing.
+
+    It is ... for an argument without such a value.
+    """
+    import torch
+
+    required = (each for each in found._schema.arguments[len(operation.given) :] if not each.has_default_value())
+    return {each.name: _DEFAULTS.get(each.name, None if isinstance(each.type, torch.OptionalType) else ...) for each in required}
 
 
 def _function(name: str, operation: Operation, found: Any) -> Callable[..., Any]:
     """Return a function with the arguments of `_C`'s."""
-    import torch
+    others = _others(operation, found)
 
-    # A description of a GPU has no device: the matrices are on the host, where torch would refuse.
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+    def scaled(a: Any, b: Any, d: Any, *more: Any, **named: Any) -> Any:
+        return found(*a, *b, d, *more, **{**others, **named})
 
-    def scaled(a: Any, b: Any, d: Any, *others: Any, **named: Any) -> Any:
-        arguments = (a[0], a[1], b[0], b[1], d, *others)
-        return found(*arguments, **named) if d.is_cuda else found.redispatch(keys, *arguments, **named)
-
-    def plain(a: Any, b: Any, d: Any, **named: Any) -> Any:
-        return found(a, b, d, **named) if d.is_cuda else found.redispatch(keys, a, b, d, **named)
+    def plain(*matrices: Any, **named: Any) -> Any:
+        return found(*matrices, **{**others, **named})
 
     if operation.given[:1] == ("a",):
         return scaled if operation.scaled else plain
-    if not operation.given:
-        return found  # type: ignore[no-any-return]
-    if name == "init":
-        return lambda folder, _home: found(folder)  # it reads CUDA_HOME
-    return lambda value: found(list(value)) if name == "set_block_size_multiple_of" else found(value)
+    if name == "init":  # vLLM's reads CUDA_HOME
+        return lambda folder, home: found(folder, *[home] * ("cuda_home" in others))
+    if name == "set_block_size_multiple_of":
+        return lambda value: found(*value) if others else found(list(value))
+    return found  # type: ignore[no-any-return]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import pytest
 import torch
 from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution, Unsupported, device_of
 from tunedgemm.testing.conformance import Poisoned
@@ -138,10 +137,3 @@ def fault(lt: LtBackend, shape: Shape, name: str = FIRST, split_k: int = 0, case
         return (case or cached_case(shape)).launch_fault(answer)
     except LaunchError as error:
         return str(error)
-
-
-def launch_error(launcher: Launcher, *operands: Any) -> str:
-    """Return the message of a launch that must fail."""
-    with pytest.raises(LaunchError) as error:
-        launcher.call(*operands)
-    return str(error.value)

@@ -144,7 +144,6 @@ class Driver:
         self.native.fake_last_reason.restype = ctypes.c_char_p
         self.native.fake_calls.restype = ctypes.c_long
         self.native.fake_loaded.restype = self.native.fake_stored.restype = ctypes.c_longlong
-        self.native.fake_register.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         self.prefix = "hip" if self.amd else "cu"
 
     def call(self, function: str, *arguments: Any) -> int:

@@ -37,7 +37,6 @@ def native(skinny: Skinny) -> Any:
     library = ctypes.CDLL(skinny.driver(driver.INTERFACES[skinny.host.kind]).path)
     library.fake_last_reason.restype = ctypes.c_char_p
     library.fake_calls.restype = ctypes.c_long
-    library.fake_register.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     return library
 
 

@@ -208,66 +208,6 @@ def split(program: Program, k: int, splits: int) -> int:
     return up(-(-k // splits), steps if program.scale == "block" else program.vec)
 
 
-#: Start of the tests' own kernels.
-PREAMBLE = """
-struct Args {
-    void *x, *weight, *bias, *out, *partial, *counters, *x_scale, *w_scale;
-    long long n, k;
-    int m, splits;
-    long long per_split;
-};
-typedef unsigned short u16;
-static float *out_of(const Args &args) { return (float *)args.out; }
-static void put(const Args &args, int place, float value) { host_store(out_of(args) + place, &value, 4); }
-static float get(const void *from, int place) {  // a bfloat16
-    unsigned bits = 0;
-    host_load((u16 *)&bits + 1, (const u16 *)from + place, 2);
-    return __builtin_bit_cast(float, bits);
-}
-extern "C" void skinny(Args args) {
-    const int thread = host_thread(), lane = thread % WAVE;
-    (void)args, (void)lane;
-"""
-#: Warps and weight rows of a block of theirs.
-WARPS, PER_BLOCK = 2, 16
-
-
-@attrs.frozen
-class Tiny:
-    """A test's own kernel, with the macros of a program of the family `rows`."""
-
-    wave: int
-    body: str
-    bytes_shared: int = 4096
-    m: int = 1
-    bias: int = 0
-    per_block: int = PER_BLOCK
-    out: str = "fp32"
-    cluster: int = 0
-
-    @property
-    def threads(self) -> int:
-        return self.wave * WARPS
-
-    def source(self) -> str:
-        return f"{PREAMBLE}{self.body}\n}}"
-
-    def shared(self, per_split: int) -> int:
-        return self.bytes_shared
-
-    def defines(self) -> list[str]:
-        values = {"FAMILY_rows": 1, "DTYPE": 0, "OUT": 2, "BIAS": self.bias, "M": self.m, "N_EACH": 8, "WARPS_N": WARPS, "WARPS_K": 1}
-        values |= {"UNROLL": 1, "VEC": 1, "WAVE": self.wave, "X_SHARED": 0, "SCALE": 0, "BATCHED": 0, "CLUSTER": self.cluster}
-        return [f"-D{name}={value}" for name, value in values.items()]
-
-
-def small(m: int = 1, n: int = PER_BLOCK, k: int = 128, splits: int = 1) -> Case:
-    """Make operands of small whole numbers."""
-    generator = torch.Generator().manual_seed(1)
-    x, weight = (torch.randint(-9, 10, (rows, k), generator=generator).to(torch.bfloat16) for rows in (m, n))
-    return Case(x, weight, None, -(-k // splits))
-
-
 def shuffled(weight: torch.Tensor, rows: int) -> torch.Tensor:
     """Reorder a weight [..., n, k] like AITER: 16-byte pieces of *rows* rows, then on along K."""
     pieces = weight.contiguous().view(torch.uint8).view(*weight.shape[:-2], weight.shape[-2] // rows, rows, -1, 16)
@@ -324,13 +264,6 @@ class Machine:
         status = self.driver.launch(function, grid, args)
         assert status or counters is None or not counters.any(), "the counters are not reset"
         return status
-
-    def refusal(self, program: Any, case: Case) -> tuple[int, str]:
-        """Return the status and the reason of a launch that must fail."""
-        out = torch.full((case.x.shape[0], case.weight.shape[0]), torch.nan)
-        status = self.status(program, case, out)
-        assert status, f"{program} is launched"
-        return status, self.driver.reason()
 
     def run(self, program: Any, case: Case, seed: int = 1) -> torch.Tensor:
         """Launch and return the output; fail with the emulator's reason."""

@@ -178,6 +178,7 @@ BROKEN = [
     ("{}", "must be an object of buckets"),
     ('{"any": 3}', "'any' must be an object"),
     ('{"any": {}}', "'any' must be an object"),
+    ('{"any": {"kpack": ' + "[" * 500 + "]" * 500 + "}}", "'kpack' must be a number, a text or null"),
     ('{"any": {"a": 1}, "any": {"a": 2}}', "duplicate key 'any'"),
     ('{"any": {"BLOCK_SIZE_M": 64}}', "BLOCK_SIZE_N is missing"),
     ('{"any": {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "speed": 9}}', "have no parameter 'speed'"),

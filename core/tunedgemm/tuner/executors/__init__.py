@@ -1,4 +1,4 @@
-"""Executors start device tuners, here (`local`) or on a cluster (`ray`); `work` keeps them busy."""
+"""Executors start device tuners, here (`local`) or on a cluster (`GROUP`); `work` keeps them busy."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import attrs
 
 from tunedgemm.backends.registry import Registry
 from tunedgemm.ops.op import Op
+from tunedgemm.process.foreign import load_extra
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
@@ -23,6 +24,8 @@ from tunedgemm.tuner.worker_client import BudgetSpent, DeviceLost
 
 _log = logging.getLogger("tunedgemm")
 
+#: Entry points of executors: functions with the arguments of `device_tuners`.
+GROUP = "tunedgemm.executors"
 #: An event of a device tuner, an error in it, or None when it has no task left.
 Events = queue.SimpleQueue[tuple[Place, Event | Exception | None]]
 
@@ -51,13 +54,12 @@ def device_tuners(
     op: Op, options: Options, ranks: Mapping[str, int], registry: Registry | None, bench: Bench | None
 ) -> contextlib.AbstractContextManager[Sequence[AnyDeviceTuner]]:
     """Return the context in which the device tuners of ``options.executor`` run."""
-    if options.executor == "ray":
-        from tunedgemm.tuner.executors import ray
-
-        return ray.device_tuners(op, options, ranks, registry, bench)
     from tunedgemm.tuner.executors import local
 
-    return local.device_tuners(op, options, ranks, registry, bench)
+    is_local = options.executor == "local"
+    make = local.device_tuners if is_local else load_extra(GROUP, options.executor, f"--executor {options.executor}")
+    made: contextlib.AbstractContextManager[Sequence[AnyDeviceTuner]] = make(op, options, ranks, registry, bench)
+    return made
 
 
 @attrs.define(eq=False)

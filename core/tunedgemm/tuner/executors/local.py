@@ -61,6 +61,19 @@ def _index(text: str, count: int) -> int:
     return index
 
 
+def device_tuner(op: Op, options: Options, index: int, ranks: Mapping[str, int], jobs: int, bench: Bench | None, node: str) -> DeviceTuner:
+    """Make a device tuner with a worker process and compilers that it shares with no other.
+
+    Args:
+        op, options, ranks, bench: as of `device_tuners`.
+        index: of the device in this process, -1 for the CPU.
+        jobs: compiling processes.
+        node: the name of this machine in the places of results.
+    """
+    make_session = functools.partial(Session, op.name, index, options, bench=bench, node=node)
+    return DeviceTuner(op, options, Worker(make_session), Compilers(jobs, options.timeout), ranks)
+
+
 def _begin(tuner: DeviceTuner, index: int) -> str:
     """Begin a device tuner; return why it cannot, or ""."""
     try:

@@ -42,16 +42,10 @@ struct Module {
     void *library;
     Function function;
 };
-struct Buffer {
-    const char *begin;
-    size_t bytes;
-    bool writable;
-};
 
 std::mutex lock;
 std::set<Module *> modules;
 std::set<const void *> functions;
-std::vector<Buffer> buffers;
 std::map<std::string, long> calls;
 std::atomic<unsigned> seed{1};
 thread_local std::string reason;
@@ -167,7 +161,7 @@ int get(int *value, int attribute, Function *function) {
     return SUCCESS;
 }
 
-// Finds the operands of a launch; with registered buffers they must be inside them.
+// Finds the operands of a launch.
 int find_operands(Launch &launch) {
     const Args &a = launch.args;
     const HostProgram &p = *launch.program;
@@ -193,14 +187,8 @@ int find_operands(Launch &launch) {
         operand("x_scale", a.x_scale, p.x_wide ? 0 : scales(m, m) + (p.x_column ? 4 * (-m & (size_t)(p.x_column - 1)) * (blocks - 1) : 0), false, false),
         operand("w_scale", a.w_scale, scales(n, (n + 127) / 128), false, false),
     };
-    std::lock_guard<std::mutex> held(lock);
     for (const Operand &each : launch.operands) {
         if ((uintptr_t)each.begin % 16) return refuse(INVALID_VALUE, "%s at %p is no multiple of 16", each.name, (void *)each.begin);
-        bool inside = buffers.empty() || !each.bytes;
-        for (const Buffer &buffer : buffers) {
-            inside |= each.begin >= buffer.begin && each.begin + each.bytes <= buffer.begin + buffer.bytes && (buffer.writable || !each.written);
-        }
-        if (!inside) return refuse(ILLEGAL_ADDRESS, "%s, %zu bytes at %p is in no %sbuffer", each.name, each.bytes, (void *)each.begin, each.written ? "writable " : "");
     }
     return SUCCESS;
 }
@@ -268,17 +256,8 @@ const char *text(int status) {
 
 } // namespace
 
-// Functions for the tests: registered buffers, order of threads and blocks, counted calls, bytes
-// moved.
+// Functions for the tests: order of threads and blocks, counted calls, bytes moved.
 
-EXPORT void fake_register(const void *address, size_t bytes, int writable) {
-    std::lock_guard<std::mutex> held(lock);
-    buffers.push_back({(const char *)address, bytes, writable != 0});
-}
-EXPORT void fake_forget_all() {
-    std::lock_guard<std::mutex> held(lock);
-    buffers.clear();
-}
 EXPORT void fake_seed(unsigned value) { seed = value; }
 EXPORT long fake_calls(const char *function) {
     std::lock_guard<std::mutex> held(lock);
@@ -287,7 +266,6 @@ EXPORT long fake_calls(const char *function) {
 EXPORT void fake_reset() {
     std::lock_guard<std::mutex> held(lock);
     calls.clear();
-    buffers.clear();
     seed = 1;
 }
 EXPORT const char *fake_last_reason() { return reason.c_str(); }

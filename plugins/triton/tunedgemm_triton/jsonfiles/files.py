@@ -168,6 +168,9 @@ def _read(path: Path, _state: tuple[int, ...], signed: bool) -> Mapping[str, Ent
     for key, entry in content.items():
         if not isinstance(entry, dict) or not entry:
             raise UserError(f"{path}: {key!r} must be an object of parameters (got {json.dumps(entry)[:60]})")
+        for name, value in entry.items():
+            if isinstance(value, list | dict):
+                raise UserError(f"{path}: {key!r}: {name!r} must be a number, a text or null (got {json.dumps(value)[:60]})")
     return content
 
 

@@ -1,0 +1,93 @@
+"""Gains of the rows of all routes over the engine's kernels, measured once for each set of tables."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import torch
+from tunedgemm.integrations import current_device, read
+from tunedgemm.plugin import device_of
+from tunedgemm.tools import artifact
+
+from tunedgemm_engines.routes import Route, routes, rows_of
+from tunedgemm_engines.rows import routing, untuned_sizes
+from tunedgemm_engines.start import spared
+from tunedgemm_engines.timing import Arms, faster
+
+#: Version of the meaning of a gain, so that kept ones are comparable.
+_MEASURE = "2"
+
+
+def compare_remembered(log: logging.Logger, engine: str, variable: str, digest: str) -> None:
+    """Time the rows of all routes against the engine's kernels, except those timed by an earlier start.
+
+    Args:
+        log: the engine's.
+        engine: the engine's name and version.
+        variable: the environment variable with the longest time in seconds.
+        digest: `fingerprint` of the tables.
+    """
+
+    seconds = float(read(variable))
+    key = f"gains {_MEASURE} {engine} {torch.__version__} {current_device()} {digest}"
+    gains: dict[str, float] = {}
+    with spared(log, "reading the gains of earlier starts"):
+        gains |= json.loads(artifact(key, lambda: b"{}"))
+    before = len(gains)
+    with spared(log, "timing the rows against the engine's kernels"):
+        compare(seconds, gains)
+    if len(gains) > before:
+        with spared(log, "keeping the gains for the next start"):
+            artifact(key, json.dumps(gains).encode, fresh=True)
+
+
+def compare(seconds: float, gains: dict[str, float]) -> None:
+    """Time every row of every route against the engine's kernel on the model's weights.
+
+    Rows come before untuned kernels, and the smallest M first. What is not reached waits for the
+    next start, and the engine's kernel serves its M.
+
+    Args:
+        seconds: the longest that measuring takes; with 0 nothing is timed, and every row serves.
+        gains: gains of earlier starts, by route and M; those of this start are added, without
+            failures.
+    """
+    sides: list[tuple[bool, int, Route]] = []
+    for route in routes.values():
+        route.calls.clear()
+        route.failures.clear()
+        route.waiting = None
+        route.compared = seconds > 0 and route.theirs is not None and route.device.type == "cuda"
+        route.untuned = frozenset()
+        if route.compared:
+            with routing(f"a layer with {route.shape}"):
+                device = device_of(route.device.index or 0)
+                rows, route.untuned = rows_of(route.shape, device), frozenset(untuned_sizes(route.shape, device))
+                sides += [(False, m, route) for m in rows] + [(True, m, route) for m in route.untuned]
+    arms: Arms | None = None
+    for is_untuned, m, route in sorted(sides, key=lambda side: side[:2]):
+        name = f"{route.name} M={m}" + " untuned" * is_untuned
+        gain = gains.get(name)
+        if gain is None:
+            arms = arms or Arms(seconds)
+            if arms.spent:
+                continue
+            gain = _measured(arms, route, m)
+            if gain is not None and gain > 0:  # other outputs may be those of one start alone
+                gains[name] = gain
+        if gain is not None:
+            route.verdicts[m] = gain
+
+
+def _measured(arms: Arms, route: Route, m: int) -> float | None:
+    """Time a route at M rows; return None if no layer is left, or a kernel failed, which may be temporary."""
+    layers = [layer for layer in (ref() for ref in route.layers.values()) if layer is not None]
+    if not layers or route.theirs is None:
+        return None
+    try:
+        inputs = route.inputs(m)
+        return faster(arms, route.ours, route.theirs, [route.operands(inputs, layer) for layer in layers], route.tolerance)
+    except Exception as error:  # a kernel may raise anything, the engine's too
+        route.fail(m, error)
+        return None

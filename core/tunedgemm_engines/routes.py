@@ -1,0 +1,274 @@
+"""Routes of an engine's layers: each call runs the faster of our kernel and the engine's.
+
+A route serves all layers of one shape (op, N, K, dtypes, scales). Both sides take the same
+operands in the engine's own order, so a layer keeps the weights and the quantised activations that
+the engine made. `gains.compare` times both sides on the layers of the loaded model. Linear layers
+are one op in compiled graphs, `product`; experts are inside an op of vLLM's (`vllm_experts`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import torch
+from tunedgemm import dispatcher
+from tunedgemm.integrations import define_op, equivalent_orders, logger, plain, with_order
+from tunedgemm.plugin import Device, Shape, device_of
+
+from tunedgemm_engines.scales import TELLING_ROWS, at_m, explain_row, is_served
+from tunedgemm_engines.start import described
+
+#: A function of a layer's operands. For a linear layer: x, weight [N, K], scales of x, scales of
+#: the weight, bias; the last three may be None.
+Product = Callable[..., torch.Tensor]
+#: Steps with a new M that run the engine's kernel after its warm-up.
+_STEPS = 3
+
+
+@attrs.define(eq=False)
+class Route:
+    """The layers of one shape, and the choice of kernel at each M.
+
+    Attributes:
+        name: the unique name, the same in each process, because compiled graphs hold it.
+        shape: the shape at one row of x. A field `scale_order` is that at more rows.
+        device: the device of the weights.
+        ours, theirs: functions of the operands; *theirs* is None if the engine has no kernel for
+            such layers.
+        inputs: makes the activations of M rows.
+        operands: joins those with a layer's weights to the operands of a call; the weight comes
+            second.
+        engine: the engine's name, for messages.
+        tolerance: largest relative difference of both outputs (Frobenius). Kernels of one product
+            differ by roundings, 0.4 % in bf16.
+        layers: layers by name.
+        compared: whether rows need a verdict to serve, as on GPUs.
+        untuned: M without a row that a backend would serve untuned; none unless compared.
+        verdicts: M of a row, or without one, to its speed relative to the engine's kernel; see
+            `faster` for less than 0.
+        failures: M of a row, or without one, to what a kernel raised there.
+        reasons: M to the reason why the engine's kernel serves it.
+        calls: M to the function that runs.
+        waiting: M to the calls left for the engine's kernel before a row may serve it; None until
+            the warm-up is over.
+    """
+
+    name: str
+    shape: Shape
+    device: torch.device
+    ours: Product
+    theirs: Product | None
+    inputs: Callable[[int], tuple[Any, ...]]
+    operands: Callable[[tuple[Any, ...], Any], tuple[Any, ...]]
+    engine: str = "vLLM"
+    tolerance: float = 0.05
+    layers: dict[str, weakref.ref[Any]] = attrs.field(factory=dict)
+    compared: bool = False
+    untuned: frozenset[int] = frozenset()
+    verdicts: dict[int, float] = attrs.field(factory=dict)
+    failures: dict[int, str] = attrs.field(factory=dict)
+    reasons: dict[int, str] = attrs.field(factory=dict)
+    calls: dict[int, Product] = attrs.field(factory=dict)
+    waiting: dict[int, int] | None = None
+
+    def call_of(self, operands: tuple[Any, ...], m: int) -> Product:
+        """Choose and keep the function for calls of M rows; during capture count the engine's kernel."""
+        call = self.calls.get(m)
+        if call is None:
+            op_dispatcher = dispatcher(self.shape.op)
+            if self.theirs is not None and not op_dispatcher.settings.capture and self._is_rare(m):
+                return self.theirs
+            if self.theirs is None:
+                call = self.ours
+            elif self.serves(m, device_of(operands[0].get_device())):
+                return self._first(m, self.theirs)
+            else:
+                call = op_dispatcher.with_capture(self.theirs, at_m(self.shape, m), operands)
+            self.calls[m] = call
+        return call
+
+    def _first(self, m: int, theirs: Product) -> Product:
+        """Return the first call of M rows: the engine's kernel takes over for good if ours raises."""
+
+        def first(*operands: Any) -> torch.Tensor:
+            try:
+                out = self.ours(*operands)
+            except Exception as error:  # a kernel may raise anything
+                self.fail(m, error)
+                self.calls[m] = theirs
+                return theirs(*operands)
+            self.calls.setdefault(m, self.ours)  # in another thread it may have failed meanwhile
+            return out
+
+        return first
+
+    def fail(self, m: int, error: Exception) -> None:
+        """Leave M to the engine's kernel, because a kernel raised there; say so once."""
+        text = described(error)
+        if text not in self.failures.values():
+            log = logger(f"{self.engine.lower()}.tunedgemm")
+            log.warning("tunedgemm: %s: %s's kernel serves M=%d, because a kernel failed there: %s", self.shape, self.engine, m, text)
+        self.failures[m] = text
+
+    def _is_rare(self, m: int) -> bool:
+        """Count a call of M rows; return whether M is still too rare for a row.
+
+        Most M of prefill come once, and binding a kernel to an M takes the host longer than the
+        step that it speeds up.
+        """
+        if self.waiting is None:
+            return False
+        remaining = self.waiting.setdefault(m, _STEPS * len(self.layers))
+        self.waiting[m] = remaining - 1
+        return remaining > 0
+
+    def serves(self, m: int, device: Device) -> bool:
+        """Return whether a row or an untuned kernel serves calls of M rows and was faster here."""
+        if self.theirs is None or dispatcher(self.shape.op).on_miss is not None:
+            return True
+        is_untuned = m in self.untuned
+        row, reason = (m, "") if is_untuned else self.row_of(m, device)
+        what = f"the {'untuned kernel' if is_untuned else 'row'} of M={row}"
+        gain = None if row is None else self.verdicts.get(row)
+        failure = "" if row is None else self.failures.get(m) or self.failures.get(row)
+        if failure:
+            reason = f"{what} failed here ({failure})"
+        elif gain is not None and gain < 0:
+            reason = f"the outputs of {what} are not those of {self.engine}'s kernel (relative difference {-gain:.2g})"
+        elif gain is not None and gain <= 1:
+            reason = f"{what} was not faster here ({gain:.2f} times {self.engine}'s speed)"
+        elif row is not None and gain is None and self.compared:
+            reason = f"{what} was not timed against {self.engine}'s kernel yet; the next start times it"
+        if reason:
+            self.reasons[m] = reason
+        return not reason
+
+    def row_of(self, m: int, device: Device) -> tuple[int | None, str]:
+        """Return M of the row that serves M rows of x, or None and the reason."""
+        op_dispatcher, shape = dispatcher(self.shape.op), at_m(self.shape, m)
+        try:
+            # Prefill keeps meeting new M. They must not wait for a backend's heuristic, which
+            # `explain` would bind.
+            if not any(True for variant in {shape, _unbiased(shape)} for _ in op_dispatcher.table.candidates(variant, device)):
+                return None, "no row"
+            explanation = explain_row(op_dispatcher, shape, device)
+        except Exception as error:  # a plugin may raise anything
+            return None, described(error)
+        offer = explanation.offer
+        if is_served(explanation):
+            return (offer.match.row.shape.m if offer.match is not None else m), ""
+        unusable = next((f"{skipped.solution}: {why}" for skipped, why in explanation.passed_over if skipped.match is not None), "")
+        return None, f"a row cannot be used: {unusable}" if unusable else "no row"
+
+
+#: Routes by name.
+routes: dict[str, Route] = {}
+
+
+def _run(
+    x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor | None, w_scale: torch.Tensor | None, bias: torch.Tensor | None,
+    dtype: torch.dtype, route: str,
+) -> torch.Tensor:  # fmt: skip
+    del dtype  # the route's own
+    # Steps outside graphs make hundreds of these calls. An engine's class of parameters would pass
+    # each product through Python.
+    chosen = routes[route]
+    weight, w_scale, bias = plain(weight), plain(w_scale), plain(bias)
+    m = x.shape[0] if x.dim() == 2 else x.shape[:-1].numel()
+    call = chosen.calls.get(m) or chosen.call_of((x, weight, x_scale, w_scale, bias), m)
+    return call(x, weight, x_scale, w_scale, bias).contiguous()
+
+
+def _fake(
+    x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor | None, w_scale: torch.Tensor | None, bias: torch.Tensor | None,
+    dtype: torch.dtype, route: str,
+) -> torch.Tensor:  # fmt: skip
+    del x_scale, w_scale, bias, route
+    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=dtype)
+
+
+_SCHEMA = "vllm_linear(Tensor x, Tensor weight, Tensor? x_scale, Tensor? w_scale, Tensor? bias, ScalarType dtype, str route) -> Tensor"
+_op = define_op(_SCHEMA, run=_run, fake=_fake)
+
+
+def product(*operands: Any) -> torch.Tensor:
+    """Multiply for a routed layer: one op in graphs; in eager mode the function, for less host time."""
+    out: torch.Tensor = _op(*operands) if torch.compiler.is_compiling() else _run(*operands)
+    return out
+
+
+def add_layer(route: Route, module: Any, name: str = "") -> Route:
+    """Add a layer to the route of this name, or to this one as its first; return that route."""
+    route = routes.setdefault(route.name, route)
+    route.layers[name or getattr(module, "prefix", "") or f"layer {len(route.layers)}"] = weakref.ref(module)
+    return route
+
+
+def adds_bias(layer: Any) -> bool:
+    """Return whether a layer adds its bias itself."""
+    return getattr(layer, "bias", None) is not None and not getattr(layer, "skip_bias_add", False)
+
+
+def end_warm_up(device: Device) -> None:
+    """Make new M without an exact row wait from now on, after the warm-up has called the engine's sizes."""
+    for route in routes.values():
+        route.waiting = dict.fromkeys([*rows_of(route.shape, device), *route.untuned], 0)
+
+
+def rows_of(shape: Shape, device: Device) -> list[int]:
+    """List the M of the rows that serve a shape at any M, ascending."""
+    table = dispatcher(shape.op).table
+    wanted = {_unbiased(with_order(shape.with_m(1), order)) for order in equivalent_orders(at_m(shape, TELLING_ROWS))}
+    return sorted({row.shape.m for row in table.rows_for(device) if row.shape.m and _unbiased(row.shape.with_m(1)) in wanted})
+
+
+def _unbiased(shape: Shape) -> Shape:
+    return shape if shape.epilogue == "none" else attrs.evolve(shape, epilogue="none", bias_dtype="")
+
+
+#: Reason why vLLM's graphs never call a route.
+_STALE = "vLLM runs a graph that was compiled without them; delete VLLM_CACHE_ROOT/torch_compile_cache"
+
+
+def summary(sizes: Sequence[int], device: Device, engine: str = "vLLM", stale: str = _STALE) -> list[str]:
+    """Sum up the routed layers, their backends, and the reasons of the others, for the engine's log.
+
+    Args:
+        sizes: the numbers of tokens that the engine captures graphs for.
+        device: the model's device.
+        engine: the engine's name.
+        stale: the reason why a route was never called; "" if that is normal.
+    """
+    lines, used, missing, layers, untuned, captured = [], set(), set(), 0, 0, 0
+    for route in routes.values():
+        op_dispatcher = dispatcher(route.shape.op)
+        ours = [m for m in sizes if route.serves(m, device)]
+        if op_dispatcher.settings.capture:
+            captured += len(route.layers)
+        else:
+            missing |= {m for m in sizes if m not in ours}
+        served = {*ours, *(m for m, gain in route.verdicts.items() if gain > 1)}  # without a graph, as in prefill, too
+        used |= {explain_row(op_dispatcher, at_m(route.shape, m), device).libtype for m in served}
+        layers += len(route.layers) if served else 0
+        untuned += len(route.layers) if served & route.untuned else 0
+        if not route.calls and stale:
+            first = next(iter(route.layers))
+            lines.append(f"tunedgemm: {len(route.layers)} layers with {route.shape} never reached the tables (as {first}): {stale}")
+        elif len(ours) < len(sizes) and not op_dispatcher.settings.capture:
+            kept_at: dict[str, list[str]] = {}
+            for m in sizes:
+                if m not in ours:
+                    kept_at.setdefault(route.reasons[m], []).append(str(m))
+            why = "; ".join(f"M={', '.join(rows)}: {reason}" for reason, rows in kept_at.items())
+            lines.append(f"tunedgemm: {len(route.layers)} layers with {route.shape} keep {engine}'s kernel at some M: {why}")
+    kept_here = f"; {engine}'s kernels serve some products at M = {', '.join(map(str, sorted(missing)))}" if missing else ""
+    gains = sorted(gain for route in routes.values() for gain in route.verdicts.values() if gain > 1)
+    timed = f", {gains[0]:.2f} to {gains[-1]:.2f} times as fast as {engine}'s kernels here" if gains else ""
+    guessed = f", {untuned} of them untuned at some M" if untuned else ""
+    head = f"tunedgemm: {layers} layers go through tables{guessed} ({', '.join(sorted(used)) or 'no backend'}{timed}){kept_here}"
+    if captured:
+        lines.append(f"tunedgemm: the shapes of {captured} layers are captured; stop, run `tunedgemm tune`, serve without AITER_TUNE_GEMM")
+    return [head, *lines]

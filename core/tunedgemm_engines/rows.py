@@ -1,0 +1,109 @@
+"""Find the layers of an engine that have rows, or few rows of x that a backend serves untuned.
+
+The others stay the engine's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tunedgemm import dispatcher
+from tunedgemm.integrations import current_device, offers, with_order
+from tunedgemm.plugin import Device, Shape, device_of
+
+from tunedgemm_engines.scales import M_MAJOR, at_m
+from tunedgemm_engines.start import described
+
+if TYPE_CHECKING:
+    from tunedgemm.tools import Table
+
+#: M at which a backend may serve a layer untuned: the sizes of an engine's small graphs. At others,
+#: as in prefill, choosing and binding a kernel takes longer than it saves.
+UNTUNED_M = (1, 2, 4, *range(8, 129, 8))
+#: Prefix of operands' dtypes -> the dtype for which backends are asked.
+_DTYPES = {"": "bf16", "fp8": "fp8_e4m3fn"}
+
+#: Reasons why layers stay the engine's, with the names of those layers.
+_unrouted: dict[str, list[str]] = {}
+
+
+def unserved_reason(op: str, n: int, k: int, *, scale: str = "none", dtype: str = "", layer: str = "") -> str:
+    """Return why a layer's calls stay the engine's, "" if they are routed.
+
+    Args:
+        op: the op of its products.
+        n, k: sizes of its weight on this rank.
+        scale: kind of its scales.
+        dtype: prefix of its operands' dtype.
+        layer: name of the layer, for `unrouted`.
+    """
+    try:
+        op_dispatcher = dispatcher(op)
+        if op_dispatcher.settings.capture or op_dispatcher.on_miss is not None:
+            return ""
+        device, table = current_device(), op_dispatcher.table
+        weights = _weights(table, device.index)
+        if any(kind == scale and of.startswith(dtype) for of, kind in weights.get((n, k), ())):
+            return ""
+        if device.index >= 0 and _has_untuned(op, n, k, scale, _DTYPES.get(dtype, dtype), device, op_dispatcher.settings.untuned):
+            return ""
+        reason = f"no row of {op} with N={n}, K={k}, scales by {scale}"
+        others = table.foreign(device)
+        reason += f" for {device}; the table's rows are for {others}" if others else ""
+    except Exception as error:  # a table is damaged, and a plugin may raise anything
+        reason = described(error)
+    record_unrouted(reason, layer)
+    return reason
+
+
+def untuned_sizes(shape: Shape, device: Device) -> list[int]:
+    """List the M of `UNTUNED_M` at which no row serves a shape and a backend would serve it untuned."""
+    op_dispatcher = dispatcher(shape.op)
+    table, registry, libtypes = op_dispatcher.table, op_dispatcher.registry, op_dispatcher.settings.untuned
+    return [m for m in UNTUNED_M if next(offers(at_m(shape, m), device, table, registry, libtypes)).origin == "heuristic"]
+
+
+@contextlib.contextmanager
+def routing(layer: str) -> Iterator[None]:
+    """Route a layer in the block: an error is the reason why the layer keeps the engine's kernel."""
+    try:
+        yield
+    except Exception as error:  # a plugin, or an engine of another form, may raise anything
+        record_unrouted(f"routing failed ({described(error)})", layer)
+
+
+def record_unrouted(reason: str, layer: str) -> bool:
+    """Record for `unrouted` why a layer keeps the engine's kernels; return True."""
+    _unrouted.setdefault(reason, []).append(layer)
+    return True
+
+
+def forget_unrouted(reason: str) -> bool:
+    """Undo one record of `record_unrouted`; return False."""
+    _unrouted[reason].pop()
+    return False
+
+
+def unrouted(engine: str = "vLLM") -> list[str]:
+    """Return one line for each reason why layers keep the engine's kernels."""
+    reasons = [(reason, names) for reason, names in _unrouted.items() if names]
+    return [f"tunedgemm: {len(names)} layers keep {engine}'s kernels (as {names[0] or 'one'}): {reason}" for reason, names in reasons]
+
+
+@functools.lru_cache(maxsize=16)
+def _weights(table: Table, index: int) -> dict[tuple[int, int], set[tuple[str, str]]]:
+    """Map (N, K) of a table's rows to their (dtype, kind of scales), for models with hundreds of layers."""
+    weights: dict[tuple[int, int], set[tuple[str, str]]] = {}
+    for row in table.rows_for(device_of(index)):
+        weights.setdefault((row.shape.n, row.shape.k), set()).add((row.shape.dtype, row.shape.scale))
+    return weights
+
+
+@functools.lru_cache(maxsize=1024)
+def _has_untuned(op: str, n: int, k: int, scale: str, dtype: str, device: Device, libtypes: tuple[str, ...]) -> bool:
+    """Return whether a backend of *libtypes* would serve a layer untuned, once for equal layers."""
+    shape = Shape(op, 1, n, k, dtype, "bf16" if scale != "none" else dtype, scale=scale)
+    return bool(libtypes) and bool(untuned_sizes(with_order(shape, M_MAJOR) if scale == "block" else shape, device))

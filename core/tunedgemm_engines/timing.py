@@ -1,0 +1,116 @@
+"""Comparison of two kernels on a loaded model's weights: outputs, then times of captured graphs.
+
+Graphs take the weights of all layers in turn, so that caches are cold, and write the activations
+before each call, as a model does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from tunedgemm.integrations import touch
+
+#: Rounds of one comparison, and the fewest bytes of weights in one graph: three times the largest
+#: L2 (60 MB).
+_ROUNDS, _BYTES = 9, 180 << 20
+#: Shortest sample in milliseconds: events resolve half a microsecond.
+_SAMPLE = 0.5
+#: Least gain that counts as faster: start-up is noisy, and a wrong row would run in every layer.
+_NOISE = 1.02
+#: Rows of two outputs that are compared.
+_ROWS = 64
+
+
+class Arms:
+    """The stream that captures graphs, and a time budget.
+
+    Args:
+        seconds: time for measuring, after which `spent` is true. Compiling kernels does not count,
+            because the engine's warm-up would compile them, too.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.stream = torch.cuda.Stream()
+
+    @property
+    def spent(self) -> bool:
+        """Return whether the budget is spent."""
+        return self.seconds <= 0
+
+
+def faster(arms: Arms, ours: Callable[..., Any], theirs: Callable[..., Any], calls: Sequence[tuple[Any, ...]], tolerance: float) -> float:
+    """Measure the speed of *ours* relative to *theirs*.
+
+    Args:
+        arms: the stream and the budget.
+        ours, theirs: functions of the operands of each call.
+        calls: operands, one call for each layer.
+        tolerance: largest relative difference of the outputs (Frobenius).
+
+    Returns:
+        The ratio of the times, at most 1 if the difference may be noise. Minus the outputs'
+        relative difference if that is too large.
+
+    Raises:
+        Exception: what a kernel raises, or its capture.
+    """
+    size = max(1, calls[0][1].nbytes)
+    few = calls[: max(2, -(-_BYTES // size))]
+    try:
+        with torch.inference_mode():
+            if not (difference := _difference(ours, theirs, few[0])) <= tolerance:
+                return -difference
+            torch.cuda.synchronize()
+            start = time.monotonic()
+            graphs = [_captured(arms, function, few) for function in (theirs, ours)]
+            repeats = [max(1, round(_SAMPLE / max(_milliseconds(graph, 1), 1e-3))) for graph in graphs]
+            ratios = []
+            for turn in range(_ROUNDS):
+                times = {side: _milliseconds(graphs[side], repeats[side]) for side in ((0, 1) if turn % 2 else (1, 0))}
+                ratios.append(times[0] / times[1])
+            arms.seconds -= time.monotonic() - start
+    except Exception:
+        with contextlib.suppress(RuntimeError):  # the error may be the device's
+            torch.cuda.synchronize()
+        raise
+    gain = sorted(ratios)[_ROUNDS // 2]
+    return gain if gain >= _NOISE else min(gain, 1.0)
+
+
+def _difference(ours: Callable[..., Any], theirs: Callable[..., Any], operands: tuple[Any, ...]) -> float:
+    """Compute the relative difference of two outputs, infinite if one is not finite."""
+    # Copies: an engine's kernel may return a workspace that the next call writes to.
+    out, expected = (function(*operands)[:_ROWS].to(torch.float32, copy=True) for function in (ours, theirs))
+    difference = float((out - expected).norm() / expected.norm().clamp(min=1e-30))
+    return difference if math.isfinite(difference) else math.inf
+
+
+def _captured(arms: Arms, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> torch.cuda.CUDAGraph:
+    arms.stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(arms.stream):
+        for operands in calls[:2]:
+            function(*operands)
+    torch.cuda.current_stream().wait_stream(arms.stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=arms.stream):
+        for operands in calls:
+            touch(operands[0])
+            function(*operands)
+    return graph
+
+
+def _milliseconds(graph: torch.cuda.CUDAGraph, repeats: int) -> float:
+    """Time one replay, as the mean of several."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(repeats):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / repeats
