@@ -11,7 +11,6 @@ from typing import Any
 
 import attrs
 
-from tunedgemm import __version__
 from tunedgemm.backends import hookspecs, split
 from tunedgemm.backends.contract import (
     about_kernels,
@@ -38,6 +37,7 @@ from tunedgemm.process.memory import is_out_of_memory
 from tunedgemm.shape import Shape
 from tunedgemm.solution import ADD, Solution, Unsupported
 from tunedgemm.text.printable import warn_once
+from tunedgemm.version import __version__
 
 GROUP = "tunedgemm.backends"
 #: Most solutions of one list; a longer one never ends.
