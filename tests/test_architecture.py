@@ -29,8 +29,6 @@ ONLY_IN = {
     "pebble": ("tuner",),
     "ray": (),
 }
-#: modules of `dispatch` that may import the tuner; no other code that serves a call does
-TUNES_ON_MISS = ("dispatch.online",)
 #: lines of a core file, of any other file, and of a function
 CORE_LINES, FILE_LINES, FUNCTION_LINES = 400, 450, 80
 BANNED = ("utils", "util", "helpers", "helper", "common", "manager", "misc")
@@ -92,15 +90,25 @@ def test_every_folder_has_a_purpose():
 
 
 def test_imports_go_down():
-    """No module imports from a room above its own, and dispatch loads the tuner only on a miss."""
+    """No module imports from a room above its own, none but a menu the root, and dispatch no tuner."""
 
     def upward(path: Path) -> set[str]:
         own = module_name(path)
         targets = {name.removeprefix("tunedgemm.") for name in imports(path) if name.startswith("tunedgemm.")}
-        tuner = {name for name in targets if own.startswith("dispatch.") and own not in TUNES_ON_MISS and name.startswith("tuner")}
-        return {name for name in targets if floor(name) > floor(own)} | tuner
+        banned = {"__version__", *(name for name in targets if own.startswith("dispatch.") and name.startswith("tuner"))}
+        return {name for name in targets if floor(name) > floor(own) or name in banned}
 
     assert not faults([path for path in CORE_FILES if module_name(path).partition(".")[0] not in MENUS], upward)
+
+
+def test_no_modules_import_each_other():
+    """Neither when they load, nor later, nor for their types alone: a reader can begin at the lowest."""
+    modules = {f"tunedgemm.{module_name(path)}": path for path in CORE_FILES if module_name(path) not in MENUS}
+    left = {name: set(imports(path)) & set(modules) - {name} for name, path in modules.items()}
+    while lowest := [name for name, imported in left.items() if not imported & set(left)]:
+        for name in lowest:
+            del left[name]
+    assert not {name: sorted(imported & set(left)) for name, imported in left.items()}
 
 
 def test_libraries_stay_in_their_places():

@@ -1,11 +1,13 @@
 """The package's menu: quick to import, and everything on it exists."""
 
 import ast
+import inspect
 import json
 from pathlib import Path
 
 import pytest
 import tunedgemm
+from tunedgemm.ops import functions
 
 LATE = ("torch", "pandas", "numpy", "triton", "pluggy", "attr", "rich", "tunedgemm.backends.registry", "tunedgemm_triton")
 
@@ -73,7 +75,13 @@ def test_importing_and_calling_change_nothing_of_torch(child):
 
 
 def test_type_checkers_see_the_menu():
-    """The imports for type checkers are those that the menu makes."""
+    """The imports for type checkers are those that the menu makes, and the functions of ops."""
     block = next(node for node in ast.parse(Path(tunedgemm.__file__).read_text()).body if isinstance(node, ast.If))
-    seen = {alias.asname: node.module for node in block.body for alias in node.names}
-    assert seen == tunedgemm._HOME
+    seen = {alias.asname: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    written = {name: inspect.unwrap(getattr(tunedgemm, name)).__code__ for name in functions()}
+    files = {name: f"tunedgemm.ops.{Path(code.co_filename).stem}" for name, code in written.items() if code.co_name == name}
+    assert seen == tunedgemm._HOME | files
+    others = {
+        name.id for node in block.body if isinstance(node, ast.Assign) for name in ast.walk(node.targets[0]) if isinstance(name, ast.Name)
+    }
+    assert others == set(functions()) - set(files)

@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from tunedgemm.version import __version__ as __version__
 
 if TYPE_CHECKING:  # what `__getattr__` returns, for type checkers and editors
     from tunedgemm.dispatch.explain import explain as explain
@@ -29,6 +29,15 @@ if TYPE_CHECKING:  # what `__getattr__` returns, for type checkers and editors
     from tunedgemm.integrations.patching import patch as patch
     from tunedgemm.integrations.patching import patched as patched
     from tunedgemm.integrations.patching import unpatch as unpatch
+    from tunedgemm.ops.a4w4_blockscale import gemm_a4w4 as gemm_a4w4
+    from tunedgemm.ops.a8w8 import gemm_a8w8 as gemm_a8w8
+    from tunedgemm.ops.a8w8 import gemm_a8w8_bpreshuffle as gemm_a8w8_bpreshuffle
+    from tunedgemm.ops.a8w8_blockscale import gemm_a8w8_blockscale as gemm_a8w8_blockscale
+    from tunedgemm.ops.a8w8_blockscale import gemm_a8w8_blockscale_bpreshuffle as gemm_a8w8_blockscale_bpreshuffle
+    from tunedgemm.ops.a16w4_blockscale import gemm_a16wfp4 as gemm_a16wfp4
+    from tunedgemm.ops.a16w16 import gemm_a16w16 as gemm_a16w16
+    from tunedgemm.ops.batched import batched_gemm_a8w8 as batched_gemm_a8w8
+    from tunedgemm.ops.batched import batched_gemm_bf16 as batched_gemm_bf16
     from tunedgemm.ops.fmoe import ActivationType as ActivationType
     from tunedgemm.ops.fmoe import QuantType as QuantType
     from tunedgemm.ops.formats.mxfp4 import as_fp4 as as_fp4
@@ -50,7 +59,11 @@ if TYPE_CHECKING:  # what `__getattr__` returns, for type checkers and editors
     from tunedgemm.ops.formats.shuffle import as_shuffled as as_shuffled
     from tunedgemm.ops.formats.shuffle import shuffle_weight as shuffle_weight
     from tunedgemm.ops.formats.shuffle import unshuffle_weight as unshuffle_weight
+    from tunedgemm.ops.moe_entry import fused_moe as fused_moe
     from tunedgemm.tuner import tune as tune
+
+    gemm_a8w8_CK, gemm_a8w8_ASM = gemm_a8w8, gemm_a8w8_bpreshuffle
+    batched_gemm_a8w8_CK, batched_gemm_bf16_CK = batched_gemm_a8w8, batched_gemm_bf16
 
 _INSTANCE, _GRAPHS = "tunedgemm.dispatch.tuned_gemm", "tunedgemm.integrations.graph_ops"
 _HOME = {

@@ -62,7 +62,7 @@ def gemm_a4w4(
     """Call `tunedgemm.gemm_a4w4`; plain scales, and B with bpreshuffle, hold shuffled bytes, as in AITER."""
     weight, k = shuffled(B) if bpreshuffle else B, 2 * A.shape[-1]
     scales = whole_scale(A_scale, k), whole_scale(B_scale, k)
-    rest = (bias, dtype, alpha, beta, bpreshuffle, apreshuffle, global_A_scale, global_B_scale)
+    rest: tuple[Any, ...] = (bias, dtype, alpha, beta, bpreshuffle, apreshuffle, global_A_scale, global_B_scale)
     return tunedgemm.gemm_a4w4(A, weight, *scales, *rest, scale_order=SHUFFLED)
 
 

@@ -38,9 +38,9 @@ def fused_moe(
     e8m0 = quant_word(quant_type) == "per_1x32" and w1.dtype is not _INT4
     if not e8m0 or any(isinstance(weight, ShuffledWeight) or getattr(weight, "is_shuffled", False) is True for weight in (w1, w2)):
         w1, w2 = shuffled(w1), shuffled(w2)
-    order = {"scale_order": SHUFFLED} if e8m0 else {}
-    routing = (topk_weight, topk_ids, expert_mask)
-    return tunedgemm.fused_moe(hidden_states, w1, w2, *routing, activation, quant_type, *rest, **order, **named)
+    named |= {"scale_order": SHUFFLED} if e8m0 else {}
+    arguments = (topk_weight, topk_ids, expert_mask, activation, quant_type, *rest)
+    return tunedgemm.fused_moe(hidden_states, w1, w2, *arguments, **named)
 
 
 def asm_moe(

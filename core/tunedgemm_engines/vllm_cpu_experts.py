@@ -249,7 +249,7 @@ class TunedGemmExperts(modular_kernel.FusedMoEExpertsModular):  # type: ignore[m
         if torch.compiler.is_compiling() or not result.is_contiguous() or output.untyped_storage().nbytes() != output.nbytes:
             output.copy_(result)
         else:  # the output owns its memory: swap it, because copying would cost a kernel
-            output.set_(result)
+            output.set_(result)  # type: ignore[call-overload]
 
 
 def _of_config(quant_config: Any) -> QuantType:

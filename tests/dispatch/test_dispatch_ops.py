@@ -14,9 +14,9 @@ import torch
 import tunedgemm
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import device_of
-from tunedgemm.dispatch.calls import eager_only
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
+from tunedgemm.dispatch.wrappers import eager_only
 from tunedgemm.errors import OperandError, TableError, UnknownOpError, UserError
 from tunedgemm.ops import functions, op_named, ops
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight
@@ -321,18 +321,6 @@ def test_a_gradient_that_would_be_lost_is_an_error(name: str, example: dict[str,
             gemm.call(name, *operands, **op.fields(shape))
     with torch.no_grad():
         assert torch.equal(gemm.call(name, *operands, **op.fields(shape)), wanted)
-
-
-@listed("place", [2, 3, 4])
-def test_a_gradient_that_torch_has_is_kept(place: int) -> None:
-    """That of scales and of a bias, by torch's own call."""
-    op = op_named("a8w8")
-    shape = Shape("a8w8", 4, 32, 64, "fp8_e4m3fn", "fp32", "bias", scale="row")
-    operands = op.make_inputs(shape, torch.device("cpu"), 0)
-    operands[place].requires_grad_()
-    gemm = TunedGemm(fake_registry(fake_backend("turbo", ops=("a8w8",), heuristic="fake")), settings=Settings(untuned=("turbo",)))
-    gemm.gemm_a8w8(*operands, torch.float32).sum().backward()
-    assert operands[place].grad is not None and operands[place].grad.any()
 
 
 def test_a_launcher_unsafe_in_graphs_is_kept_out_of_captures(monkeypatch: pytest.MonkeyPatch) -> None:

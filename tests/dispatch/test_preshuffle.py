@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 from tunedgemm.device import device_of
-from tunedgemm.dispatch import dispatcher, preshuffle
 from tunedgemm.dispatch.preshuffle import PRESHUFFLE_M_THRESHOLD
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
@@ -166,8 +165,7 @@ def test_an_empty_batch_is_empty(gemm: TunedGemm) -> None:
 def test_a_capture_binds_nothing(gemm: TunedGemm, layouts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """During a capture the plain weight serves an unbound call, and the choice is not kept."""
     state = [True]
-    for module in (dispatcher, preshuffle):
-        monkeypatch.setattr(module, "capture_check", lambda operand: lambda: state[0])
+    monkeypatch.setattr("tunedgemm.ops.call.in_capture", lambda operand: state[0])
     x = x_of(FAST)
     gemm.gemm_a16w16(x, WEIGHT, shuffled_weight=SHUFFLED)
     assert layouts == [] and not gemm.dispatcher.preferences

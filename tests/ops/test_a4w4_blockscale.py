@@ -76,7 +76,6 @@ class TestShapeOf:
             ((fp4(2, 64), SHUFFLED, ones(8, 256).t(), ones(256, 8)), "scales must be contiguous (got x_scale with strides (1, 256))"),
             ((fp4(2, 48), fp4(5, 48), torch.ones(2, 3), ones(5, 3)), "x_scale must be torch.float8_e8m0fnu, torch.uint8 (got"),
             ((fp4(2, 48), fp4(5, 48), ones(2, 3), ones(5, 3, device="meta")), "on cpu (got (5, 3) torch.float8_e8m0fnu on meta)"),
-            ((fp4(2, 48), fp4(5, 48), None, ones(5, 3)), "x_scale must be a tensor (got None)"),
             ((fp4(2, 48), fp4(5, 48), ones(2, 3), ones(5, 3), torch.ones(4)), "bias must be [5] or [1, 5]"),
         ],
     )  # fmt: skip

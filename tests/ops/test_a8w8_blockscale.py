@@ -59,7 +59,6 @@ class TestShapeOf:
             ((fp8(2, 128), fp8(16, 128), scale(2, 1, device="meta"), scale(1, 1)), "on cpu (got (2, 1) torch.float32 on meta)"),
             ((fp8(2, 128), fp8(16, 128), scale(2, 1, dtype=torch.float16), scale(1, 1)), "x_scale must be torch.float32 (got"),
             ((fp8(2, 128), fp8(16, 128), scale(2, 1), scale(1, 1, dtype=E8M0)), "e8m0 scales are not taken here: pass w_scale.float()"),
-            ((fp8(2, 128), fp8(16, 128), scale(2, 1), None), "w_scale must be a tensor (got None)"),
             ((fp8(2, 128), SHUFFLED, scale(2, 1), scale(1, 1)), "call gemm_a8w8_blockscale_bpreshuffle, or pass unshuffle_weight"),
         ],
     )  # fmt: skip

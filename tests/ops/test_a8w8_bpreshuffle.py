@@ -97,13 +97,3 @@ class TestFunctions:
         bare = call(*operands[:4], dtype=torch.bfloat16, check=False)
         reference = OP.reference(attrs.evolve(shape, epilogue="none"), operands[:4])
         assert worst_row_error(bare, reference) <= OP.tolerance(shape).row_error
-
-    def test_a_plain_weight_after_a_shuffled_one(self):
-        """The launcher's key has the weight's type,
-        so plain bytes of equal size are refused, not multiplied."""
-        shape = Shape("a8w8_bpreshuffle", 2, 32, 64, "int8", "bf16", scale="row", layout="aiter32x16")
-        x, weight, x_scale, w_scale = OP.make_inputs(shape, CPU, 0)
-        call = TunedGemm().gemm_a8w8_bpreshuffle
-        call(x, weight, x_scale, w_scale)
-        with pytest.raises(OperandError, match="the weight must be shuffled"):
-            call(x, weight.plain.clone(), x_scale, w_scale)

@@ -1,146 +1,88 @@
-"""entry: the hot paths of the products with scales."""
+"""tunedgemm.ops.hot: functions over a dispatcher's launchers, and the functions of ops that call them."""
+
+import inspect
+from collections.abc import Callable
 
 import pytest
 import torch
+import tunedgemm
 from tunedgemm.dispatch.dispatcher import Dispatcher
-from tunedgemm.errors import OperandError
-from tunedgemm.ops import op_named
+from tunedgemm.dispatch.tuned_gemm import TunedGemm
+from tunedgemm.errors import OperandError, UserError
+from tunedgemm.ops import functions, op_named
+from tunedgemm.ops.a8w8 import gemm_a8w8
 from tunedgemm.ops.hot import hot_function
 from tunedgemm.shape import Shape
-from tunedgemm.testing.listed import listed
 
-OP = op_named("a8w8")
-OPERANDS = OP.make_inputs(Shape("a8w8", 4, 32, 64, "fp8_e4m3fn", "bf16", scale="row"), torch.device("cpu"), 0)
-
-
-@pytest.fixture
-def dispatcher():
-    """Return a separate dispatcher of a8w8."""
-    return Dispatcher(OP)
+SHAPES = (
+    Shape("a8w8", 4, 32, 64, "fp8_e4m3fn", "bf16", scale="row"),
+    Shape("a16w4_blockscale", 4, 32, 64, outdtype="bf16", scale="block"),
+)
+EACH = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.op)
 
 
-def test_equal_calls_share_a_launcher(dispatcher):
-    """The second call of the same sizes and dtypes meets the launcher of the first, whatever the values."""
-    call = hot_function(dispatcher, dispatcher.op.operands)
-    first = call(*OPERANDS, None, None)
-    assert len(dispatcher.launchers) == 1
+def made(shape: Shape) -> tuple[Dispatcher, Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]:
+    """Make a dispatcher, its hot function, and operands of a shape."""
+    dispatcher = Dispatcher(op_named(shape.op))
+    operands = dispatcher.op.make_inputs(shape, torch.device("cpu"), 0)
+    return dispatcher, hot_function(dispatcher, dispatcher.op.operands), operands
+
+
+@EACH
+def test_equal_calls_share_a_launcher(shape: Shape) -> None:
+    """The second call meets the launcher of the first; one with a bias does not."""
+    dispatcher, call, operands = made(shape)
+    first = call(*operands, None, None)
     (launcher,) = dispatcher.launchers.values()
-    again = call(*[operand.clone() for operand in OPERANDS], None, None)
-    assert torch.equal(first, again)
+    assert torch.equal(call(*[operand.clone() for operand in operands], None, None), first)
     assert list(dispatcher.launchers.values()) == [launcher]
-
-
-def padded(x):
-    """The same values with rows that are further apart."""
-    wide = torch.zeros(x.shape[0], 2 * x.shape[1], dtype=torch.uint8).view(x.dtype)
-    wide[:, : x.shape[1]] = x
-    return wide[:, : x.shape[1]]
-
-
-CHANGES = {
-    "M": lambda x, w, s, t: ((x[:3].contiguous(), w, s[:3].contiguous(), t), None, None),
-    "form of x_scale": lambda x, w, s, t: ((x, w, s.flatten(), t), None, None),
-    "form of w_scale": lambda x, w, s, t: ((x, w, s, t.flatten()), None, None),
-    "kind of scales": lambda x, w, s, t: ((x, w, s[:1].contiguous(), t[:1].contiguous()), None, None),
-    "dtype": lambda x, w, s, t: ((x.to(torch.int8), w.to(torch.int8), s, t), None, None),
-    "output": lambda x, w, s, t: ((x, w, s, t), None, torch.float16),
-    "density of x": lambda x, w, s, t: ((padded(x), w, s, t), None, None),
-    "density of x_scale": lambda x, w, s, t: ((x, w, s.repeat(1, 2)[:, :1], t), None, None),
-    "density of w_scale": lambda x, w, s, t: ((x, w, s, t.repeat(1, 2)[:, :1]), None, None),
-    "bias": lambda x, w, s, t: ((x, w, s, t), torch.ones(32), None),
-    "dtype of the bias": lambda x, w, s, t: ((x, w, s, t), torch.ones(32, dtype=torch.float16), None),
-    "form of the bias": lambda x, w, s, t: ((x, w, s, t), torch.ones(1, 32), None),
-    "gradient": lambda x, w, s, t: ((x, w, s.clone().requires_grad_(), t), None, None),
-    "type": lambda x, w, s, t: ((x, w, s, torch.nn.Parameter(t, requires_grad=False)), None, None),
-}
-
-
-@pytest.mark.parametrize("what", CHANGES)
-def test_different_calls_have_different_launchers(dispatcher, what):
-    """Whatever a launcher may rely on is part of its key."""
-    call = hot_function(dispatcher, dispatcher.op.operands)
-    call(*OPERANDS, None, None)
-    operands, bias, otype = CHANGES[what](*OPERANDS)
-    call(*operands, bias, otype)
+    call(*operands, torch.ones(shape.n), None)
     assert len(dispatcher.launchers) == 2
 
 
-def test_an_operand_that_is_not_a_tensor(dispatcher):
+@EACH
+def test_an_operand_that_is_not_a_tensor(shape: Shape) -> None:
     """The error names it, and nothing is cached."""
-    with pytest.raises(OperandError, match=r"a8w8: x_scale must be a tensor \(got None\)"):
-        hot_function(dispatcher, dispatcher.op.operands)(OPERANDS[0], OPERANDS[1], None, OPERANDS[3], None, None)
+    dispatcher, call, operands = made(shape)
+    name = dispatcher.op.operands[2]
+    with pytest.raises(OperandError, match=rf"{shape.op}: {name} must be a tensor \(got None\)"):
+        call(*operands[:2], None, *operands[3:], None, None)
     assert not dispatcher.launchers
 
 
-def test_a_launcher_that_fails_is_replaced(dispatcher):
-    """The call is served by another, and the next one does not meet the failing one again."""
-    call = hot_function(dispatcher, dispatcher.op.operands)
-    wanted = call(*OPERANDS, None, None)
+@EACH
+def test_a_launcher_that_fails_is_replaced(shape: Shape) -> None:
+    """Its error and the call go to the function that finds another launcher."""
+    dispatcher, call, operands = made(shape)
+    call(*operands, None, None)
     (key,) = dispatcher.launchers
-    replaced = []
 
     def failing(*operands):
         raise RuntimeError("no such kernel")
 
-    def demote(error, call, key, operands, otype):
-        assert call is failing
-        replaced.append((str(error), key, len(operands), otype))
-        return wanted
-
     dispatcher.launchers[key] = failing
-    dispatcher.demote = demote
-    assert hot_function(dispatcher, dispatcher.op.operands)(*OPERANDS, None, None) is wanted
-    assert replaced == [("no such kernel", key, 4, None)]
+    dispatcher.demote = lambda call, error, launcher: (str(error), call.key, len(call.operands), call.otype, launcher)
+    again = hot_function(dispatcher, dispatcher.op.operands)
+    assert again(*operands, None, None) == ("no such kernel", key, len(operands), None, failing)
 
 
-class TestWeightScaled:
-    """The same of products in which the weight alone has a scale."""
+@pytest.mark.parametrize("name", sorted(functions()))
+def test_the_functions_of_ops_are_found_in_their_files(name: str) -> None:
+    """The source, names and defaults of a public function are those of a function in its op's file."""
+    function = getattr(tunedgemm, name)
+    written = inspect.unwrap(function)
+    assert inspect.getsource(function).startswith(f"def {written.__name__}(")
+    assert "/tunedgemm/ops/" in str(inspect.getsourcefile(written)) and function.__doc__ == written.__doc__
+    dtype = inspect.signature(function).parameters.get("dtype")
+    assert dtype is None or dtype.default in (None, torch.bfloat16)
 
-    op = op_named("a16w4_blockscale")
-    operands = op.make_inputs(Shape("a16w4_blockscale", 4, 32, 64, outdtype="bf16", scale="block"), torch.device("cpu"), 0)
-    changes = {
-        "M": lambda x, w, s: ((x[:3].contiguous(), w, s), None, None),
-        "dtype of x": lambda x, w, s: ((x.half(), w, s), None, None),
-        "dtype of the weight": lambda x, w, s: ((x, w.view(torch.uint8), s), None, None),
-        "dtype of w_scale": lambda x, w, s: ((x, w, s.view(torch.uint8)), None, None),
-        "output": lambda x, w, s: ((x, w, s), None, torch.float16),
-        "density of x": lambda x, w, s: ((x.repeat(1, 2)[:, :64], w, s), None, None),
-        "density of w_scale": lambda x, w, s: ((x, w, padded(s)), None, None),
-        "bias": lambda x, w, s: ((x, w, s), torch.ones(32), None),
-        "form of the bias": lambda x, w, s: ((x, w, s), torch.ones(1, 32), None),
-        "gradient": lambda x, w, s: ((x.clone().requires_grad_(), w, s), None, None),
-        "type": lambda x, w, s: ((x, w, torch.nn.Parameter(s, requires_grad=False)), None, None),
-    }
 
-    @listed("what", changes)
-    def test_different_calls_have_different_launchers(self, what):
-        """Equal calls share one, whatever the values; whatever a launcher may rely on is part of its key."""
-        dispatcher = Dispatcher(self.op)
-        call = hot_function(dispatcher, dispatcher.op.operands)
-        first = call(*self.operands, None, None)
-        assert torch.equal(call(*[operand.clone() for operand in self.operands], None, None), first)
-        assert len(dispatcher.launchers) == 1
-        operands, bias, otype = self.changes[what](*self.operands)
-        call(*operands, bias, otype)
-        assert len(dispatcher.launchers) == 2
-
-    def test_an_operand_that_is_not_a_tensor(self):
-        """The error names it, and nothing is cached."""
-        dispatcher = Dispatcher(self.op)
-        with pytest.raises(OperandError, match=r"a16w4_blockscale: w_scale must be a tensor \(got None\)"):
-            hot_function(dispatcher, dispatcher.op.operands)(*self.operands[:2], None, None, None)
-        assert not dispatcher.launchers
-
-    def test_a_launcher_that_fails_is_replaced(self):
-        """Its error, the call's key and its operands go to the function that finds another."""
-        dispatcher = Dispatcher(self.op)
-        wanted = hot_function(dispatcher, dispatcher.op.operands)(*self.operands, None, None)
-        (key,) = dispatcher.launchers
-
-        def failing(*operands):
-            raise RuntimeError("no such kernel")
-
-        dispatcher.launchers[key] = failing
-        dispatcher.demote = lambda error, call, key, operands, otype: (str(error), key, len(operands), otype)
-        assert hot_function(dispatcher, dispatcher.op.operands)(*self.operands, None, None) == ("no such kernel", key, 3, None)
-        assert wanted.shape == (4, 32)
+def test_functions_of_an_instance_use_its_tables() -> None:
+    """Each instance has copies over its own launchers; the function of the file has none."""
+    one, other = TunedGemm(), TunedGemm()
+    assert one.gemm_a8w8 is not other.gemm_a8w8
+    operands = made(SHAPES[0])[2]
+    one.gemm_a8w8(*operands)
+    assert len(one.of("a8w8").launchers) == 1 and not other.of("a8w8").launchers
+    with pytest.raises(UserError, match="call it by its name in tunedgemm"):
+        gemm_a8w8(*operands)

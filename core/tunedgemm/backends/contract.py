@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import attrs
 import pluggy
@@ -15,9 +15,6 @@ from tunedgemm.errors import PluginError
 from tunedgemm.libtypes import ALIASES, ALL, GROUPS, STAND_INS
 from tunedgemm.ops.scale_order import E8M0_ORDERS, ORDERS
 
-if TYPE_CHECKING:
-    from tunedgemm.backends.backend import Backend
-
 HOOKS = tuple(name for name, value in vars(hookspecs).items() if hasattr(value, "tunedgemm_spec"))
 REQUIRED = ("supports", "enumerate_solutions")
 #: The form of AITER's libtypes, in tables and in ``--libtype``.
@@ -26,7 +23,19 @@ _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*", re.ASCII)
 _ORDERS = tuple(dict.fromkeys((*ORDERS, *E8M0_ORDERS)))
 
 
-def check_libtype(_: Backend, __: attrs.Attribute[str], libtype: str) -> None:
+class Stated(Protocol):
+    """The fields of a backend that the checks of other fields read."""
+
+    @property
+    def libtype(self) -> str:
+        """Return the libtype."""
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        """Return the names of the ops."""
+
+
+def check_libtype(_: Stated, __: attrs.Attribute[str], libtype: str) -> None:
     """Raise PluginError for a libtype that a table or ``--libtype`` cannot name."""
     if not (isinstance(libtype, str) and _NAME.fullmatch(libtype)):
         raise PluginError(f"libtype {libtype!r}: must be letters, digits, '_', '.' and '-'; rename the entry point")
@@ -34,7 +43,7 @@ def check_libtype(_: Backend, __: attrs.Attribute[str], libtype: str) -> None:
         raise PluginError(f"libtype {libtype!r}: has another meaning in --libtype or in tables; rename the entry point")
 
 
-def check_contract(backend: Backend, _: attrs.Attribute[int], contract: int) -> None:
+def check_contract(backend: Stated, _: attrs.Attribute[int], contract: int) -> None:
     """Raise PluginError for another contract than this core's."""
     if contract != hookspecs.CONTRACT or isinstance(contract, bool):
         remedy = "install the versions of both that belong together"
@@ -45,7 +54,7 @@ def tuple_of(kind: type[Any]) -> Callable[[Any, attrs.Attribute[Any], Any], None
     """Return a validator of a tuple of different values of one class."""
     what = "names" if kind is str else f"values of tunedgemm.plugin.{kind.__name__}"
 
-    def check(backend: Backend, field: attrs.Attribute[Any], values: Any) -> None:
+    def check(backend: Stated, field: attrs.Attribute[Any], values: Any) -> None:
         if not isinstance(values, tuple) or not all(isinstance(value, kind) for value in values) or len(set(values)) < len(values):
             remedy = f"write ({values!r},)" if isinstance(values, kind) else "write a tuple without repetitions"
             raise PluginError(f"libtype {backend.libtype!r}: {field.name} must be a tuple of {what} (got {values!r}); {remedy}")
@@ -53,7 +62,7 @@ def tuple_of(kind: type[Any]) -> Callable[[Any, attrs.Attribute[Any], Any], None
     return check
 
 
-def check_ops(backend: Backend, _: attrs.Attribute[Any], covered: tuple[str, ...]) -> None:
+def check_ops(backend: Stated, _: attrs.Attribute[Any], covered: tuple[str, ...]) -> None:
     """Raise PluginError for a backend without ops."""
     if not covered:
         from tunedgemm.ops import ops
@@ -61,21 +70,21 @@ def check_ops(backend: Backend, _: attrs.Attribute[Any], covered: tuple[str, ...
         raise PluginError(f"libtype {backend.libtype!r}: ops must name at least one op (got none); choose from {', '.join(ops())}")
 
 
-def check_platforms(backend: Backend, _: attrs.Attribute[Any], platforms: tuple[Any, ...]) -> None:
+def check_platforms(backend: Stated, _: attrs.Attribute[Any], platforms: tuple[Any, ...]) -> None:
     """Raise PluginError where the platforms together do not name each covered op and no others."""
     named = {op for platform in platforms for op in platform.ops or backend.ops}
     if platforms and (wrong := sorted(named ^ set(backend.ops))):
         raise PluginError(f"libtype {backend.libtype!r}: platforms and ops must name the same ops (differ in {', '.join(wrong)})")
 
 
-def check_options(backend: Backend, _: attrs.Attribute[Any], options: tuple[Any, ...]) -> None:
+def check_options(backend: Stated, _: attrs.Attribute[Any], options: tuple[Any, ...]) -> None:
     """Raise PluginError where two options have one flag."""
     flags = [option.flag for option in options]
     if twice := sorted({flag for flag in flags if flags.count(flag) > 1}):
         raise PluginError(f"libtype {backend.libtype!r}: options state {', '.join(twice)} more than once")
 
 
-def check_rows(backend: Backend, _: attrs.Attribute[Any], rows: tuple[str, ...]) -> None:
+def check_rows(backend: Stated, _: attrs.Attribute[Any], rows: tuple[str, ...]) -> None:
     """Raise PluginError for a row that is not ``op:libtype`` of a covered op and another libtype."""
     for row in rows:
         op, other = row.partition(":")[::2]
@@ -83,13 +92,13 @@ def check_rows(backend: Backend, _: attrs.Attribute[Any], rows: tuple[str, ...])
             raise PluginError(f"libtype {backend.libtype!r}: rows must be op:libtype of its ops and other libtypes (got {row!r})")
 
 
-def check_orders(backend: Backend, _: attrs.Attribute[Any], orders: tuple[str, ...]) -> None:
+def check_orders(backend: Stated, _: attrs.Attribute[Any], orders: tuple[str, ...]) -> None:
     """Raise PluginError for an unknown order of scales."""
     if unknown := [order for order in orders if order not in _ORDERS]:
         raise PluginError(f"libtype {backend.libtype!r}: scale_orders must be among {', '.join(_ORDERS)} (got {unknown[0]!r})")
 
 
-def check_variables(backend: Backend, _: attrs.Attribute[Any], variables: tuple[str, ...]) -> None:
+def check_variables(backend: Stated, _: attrs.Attribute[Any], variables: tuple[str, ...]) -> None:
     """Raise PluginError for a name that is not capitals, digits and '_'."""
     if wrong := [name for name in variables if not _VARIABLE.fullmatch(name)]:
         raise PluginError(f"libtype {backend.libtype!r}: variables must be names of capitals, digits and '_' (got {wrong[0]!r})")

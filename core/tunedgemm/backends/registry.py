@@ -11,13 +11,13 @@ from typing import Any
 
 import attrs
 
-from tunedgemm import __version__
 from tunedgemm.backends.backend import Backend
 from tunedgemm.errors import LibtypeError
 from tunedgemm.libtypes import BUILTIN, listed, owners, pip_hint, rank
 from tunedgemm.process.foreign import entry_points, load
 from tunedgemm.solution import Unsupported
 from tunedgemm.text.printable import warn_once
+from tunedgemm.version import __version__
 
 GROUP = "tunedgemm.backends"
 _BUILTIN_ENTRY = EntryPoint(BUILTIN, "tunedgemm.backends.builtin:backend", GROUP)

@@ -15,18 +15,19 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
 import attrs
 
-from tunedgemm import __version__
 from tunedgemm.backends.command import Command
+from tunedgemm.cli.output import Output, OutputError, give_up_output
 from tunedgemm.errors import UserError
 from tunedgemm.process.foreign import attempt, entry_points, load, load_extra
 from tunedgemm.text.printable import PrintableStream, printable_line
+from tunedgemm.version import __version__
 
 GROUP = "tunedgemm.commands"
 #: Command of the distribution of an extra of the same name -> its line in the list of commands.
@@ -59,53 +60,6 @@ class _StandardError(logging.StreamHandler[TextIO]):
     @stream.setter
     def stream(self, value: TextIO) -> None:
         pass
-
-
-class _OutputError(OSError):
-    """Standard output cannot be written."""
-
-
-class _Output:
-    """Standard output, with a separate type of error from a command's files."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._error: _OutputError | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        """Write, or raise _OutputError."""
-        with self._recording():
-            return self._stream.write(text)
-
-    def flush(self) -> None:
-        """Flush, or raise _OutputError."""
-        with self._recording():
-            self._stream.flush()
-
-    def settle(self) -> None:
-        """Flush; raise this or an earlier _OutputError, because argparse drops errors of its writes."""
-        self.flush()
-        if self._error:
-            raise self._error
-
-    @contextlib.contextmanager
-    def _recording(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self._error = _OutputError(error.errno, error.strerror or str(error))
-            raise self._error from error
-
-
-def give_up_output(error: OSError) -> None:
-    """Discard all further output; name the reason on standard error, except for a closed pipe."""
-    if error.errno != errno.EPIPE:
-        print(f"tunedgemm: standard output: cannot be written: {error.strerror or error}", file=sys.stderr)
-    with contextlib.suppress(OSError, ValueError):  # Python's buffer would fail again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def commands() -> list[Command]:
@@ -203,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     verbose = False
     try:
-        output = _Output(sys.stdout)
+        output = Output(sys.stdout)
         with contextlib.redirect_stdout(cast(TextIO, PrintableStream(cast(TextIO, output)))):
             logging.basicConfig(level=logging.WARNING, format="tunedgemm: %(message)s", handlers=[_StandardError()])
             try:
@@ -224,7 +178,7 @@ def _run(argv: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         print("tunedgemm: interrupted", file=sys.stderr)
         return 130
-    except _OutputError as error:
+    except OutputError as error:
         give_up_output(error)
         return 0 if error.errno == errno.EPIPE else 1
     except OSError as error:

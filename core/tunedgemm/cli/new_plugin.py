@@ -55,7 +55,7 @@ def write(name: str, op: Op, target: Path) -> list[Path]:
     """
     from importlib.resources import files
 
-    from tunedgemm import __version__
+    from tunedgemm.version import __version__
 
     words = {"libtype": name, "module": f"tunedgemm_{name}", "distribution": f"tunedgemm-{name}", "version": __version__}
     words |= {"op": op.name, "operands": ", ".join(op.operands), **_product(op)}

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from tunedgemm.backends.command import Command
-from tunedgemm.cli import give_up_output
 from tunedgemm.cli.flags import SHUFFLED
+from tunedgemm.cli.output import give_up_output
 from tunedgemm.cli.tuneflags import add_flags, tables
 from tunedgemm.errors import UserError
 from tunedgemm.process.paths import expanded

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import attrs
 
 from tunedgemm.device import Device
-from tunedgemm.ops.op import Call
+from tunedgemm.ops.key import Key
+from tunedgemm.ops.op import Function
 from tunedgemm.process.foreign import described
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-
-Key = tuple[Any, ...]
-Operands = tuple[Any, ...]
 
 
 @attrs.frozen(eq=False)
@@ -22,12 +19,12 @@ class Served:
     """A launcher and what it was bound for.
 
     Attributes:
-        call: the launcher, with all that is wrapped around it.
+        launcher: the launcher, with all that is wrapped around it.
         shape, index: of the call, and of its device.
         solution: the solution behind it; None where the launcher serves one call only.
     """
 
-    call: Call
+    launcher: Function
     shape: Shape
     index: int
     solution: Solution | None
@@ -37,27 +34,27 @@ class LauncherCache:
     """The launchers that the next calls of their keys get.
 
     Attributes:
-        calls: cache key to launcher, which hot functions read without a lock.
+        launchers: cache key to launcher, which hot functions read without a lock.
     """
 
     def __init__(self) -> None:
-        self.calls: dict[Key, Call] = {}
+        self.launchers: dict[Key, Function] = {}
         self._served: dict[Key, Served] = {}
 
     def keep(self, key: Key, served: Served) -> None:
         """Keep a launcher for the next call of a key."""
         self._served[key] = served
-        self.calls[key] = served.call
+        self.launchers[key] = served.launcher
 
     def take(self, key: Key) -> Served | None:
         """Remove the launcher of a key, and return it."""
-        self.calls.pop(key, None)
+        self.launchers.pop(key, None)
         return self._served.pop(key, None)
 
-    def behind(self, key: Key, call: Call) -> Served | None:
+    def behind(self, key: Key | None, launcher: Function) -> Served | None:
         """Return what is behind a key's launcher; None where another thread has replaced or removed it."""
-        served = self._served.get(key)
-        return served if served is not None and served.call is call else None
+        served = None if key is None else self._served.get(key)
+        return served if served is not None and served.launcher is launcher else None
 
     def drop(self, vetoed: Served) -> None:
         """Remove the launchers of a solution for a shape, through whichever keys they are called."""
@@ -67,7 +64,7 @@ class LauncherCache:
 
     def clear(self) -> None:
         """Remove all launchers."""
-        self.calls.clear()
+        self.launchers.clear()
         self._served.clear()
 
 

@@ -18,38 +18,24 @@ from torch.autograd import forward_ad
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device, current_device, device_of
-from tunedgemm.dispatch.cache import Key, LauncherCache, Operands, Served, Vetoes
-from tunedgemm.dispatch.calls import (
-    OnDevice,
-    TorchFailed,
-    adapted,
-    blaming_torch,
-    call_key,
-    capture_check,
-    first_answer,
-    is_captured,
-    is_elsewhere,
-    is_ready,
-    may_wait,
-    outside_autocast,
-    torch_only,
-    watch_graphs,
-    with_call_counter,
-)
+from tunedgemm.dispatch.cache import LauncherCache, Served, Vetoes
+from tunedgemm.dispatch.captures import capture_check, is_captured, watch_graphs, with_call_counter
 from tunedgemm.dispatch.choice import NATIVE, Explanation, choose, digest, offers, with_elsewhere, with_source
-from tunedgemm.dispatch.fallback import torch_fallback, torch_serves
-from tunedgemm.dispatch.gradients import differentiable, needs_gradient
-from tunedgemm.dispatch.hot import register_hot_function, serve_without_memory
-from tunedgemm.dispatch.operands import check_given, in_memory, product_of_none
+from tunedgemm.dispatch.fallback import TorchFailed, blaming_torch, outside_autocast, torch_fallback, torch_serves
+from tunedgemm.dispatch.gradients import differentiable
 from tunedgemm.dispatch.preshuffle import preferred_weight
 from tunedgemm.dispatch.settings import Settings
+from tunedgemm.dispatch.traced import register_hot_function
 from tunedgemm.dispatch.turns import Turns
 from tunedgemm.dispatch.warming import has_memory, random_operands, warm_each
+from tunedgemm.dispatch.without_memory import product_of_none, serve_without_memory
+from tunedgemm.dispatch.wrappers import OnDevice, adapted, is_elsewhere
 from tunedgemm.dtype import torch_dtype
-from tunedgemm.errors import ShapeError, UserError
+from tunedgemm.errors import PluginError, ShapeError, UserError
 from tunedgemm.libtypes import BUILTIN
-from tunedgemm.ops.layout import forget_freed
-from tunedgemm.ops.op import ArgumentOrder, Call, Op
+from tunedgemm.ops.call import Call, Operands
+from tunedgemm.ops.key import Key
+from tunedgemm.ops.op import ArgumentOrder, Function, Op
 from tunedgemm.process.foreign import described
 from tunedgemm.process.forksafe import ForkSafeLock
 from tunedgemm.process.interrupt import is_interrupt
@@ -101,7 +87,7 @@ class Dispatcher:
     ) -> None:
         self.op = op
         self.cache = LauncherCache()
-        self.launchers = self.cache.calls
+        self.launchers = self.cache.launchers
         self.above = tuple(above)
         self._configured = (registry, settings, table)
         self._lock = ForkSafeLock(awaited=True)
@@ -169,73 +155,70 @@ class Dispatcher:
         """
         while operands and operands[-1] is None:
             operands = operands[:-1]
-        key = call_key(self.op, operands, otype, fields)
-        if key is None or (call := self.launchers.get(key)) is None:
-            return self.resolve(key, operands, otype, **fields)
+        key: Key | None
         try:
-            return call(*operands)
+            key = self.op.key_of(otype, tuple(fields.items()), *operands)
+            launcher = None if key is None else self.launchers.get(key)
+        except (AttributeError, RuntimeError, TypeError, ValueError):  # Call.of says what
+            key = launcher = None
+        if launcher is None:
+            return self.resolve(Call.of(self.op, operands, otype, fields, key))
+        try:
+            return launcher(*operands)
         except BaseException as error:  # a kernel of a plugin may raise anything
-            return self.demote(error, call, key, operands, otype, **fields)
+            return self.demote(Call.of(self.op, operands, otype, fields, key), error, launcher)
 
-    def hot(self, inner: Call, arrange: ArgumentOrder) -> Call:
-        """Register a hot function; see `tunedgemm.dispatch.hot.register_hot_function`."""
+    def hot(self, inner: Function, arrange: ArgumentOrder) -> Function:
+        """Register a hot function; see `tunedgemm.dispatch.traced.register_hot_function`."""
         return register_hot_function(inner, self, arrange)
 
-    def resolve(self, key: Key | None, operands: Operands, otype: torch.dtype | None = None, **fields: Any) -> torch.Tensor:
+    def resolve(self, call: Call) -> torch.Tensor:
         """Serve a call whose key is new: choose, bind, cache, run.
-
-        Args:
-            key: the cache key; None where there is none, and nothing is cached.
-            operands: in the op's order.
-            otype: dtype of the output, or None.
-            fields: further arguments of the op's `shape_of`.
 
         Raises:
             OperandError: the operands do not form this op.
         """
-        while operands and operands[-1] is None:
-            operands = operands[:-1]
-        check_given(self.op, operands, fields)
-        for index in self.op.matrices:
-            if forget_freed(operands[index]):
-                key = None
-        if not in_memory(operands):
-            return serve_without_memory(self, operands, otype, fields)
+        if not call.in_memory:
+            return serve_without_memory(self, call)
         try:
-            shape = self.op.shape_of(*operands, otype=otype, **fields)
+            shape = call.shape
         except ShapeError as error:
-            return product_of_none(self.op, operands, otype, error)
-        device = device_of(operands[0].get_device())
-        if self.on_miss is not None and shape.m and may_wait(operands):
-            self._tune_missing(self.on_miss, shape, device)
-        call, solution, bound = self._call_for(shape, device, operands)
-        if self._capture is not None:
-            call = self.with_capture(call, shape, operands)
-        if is_elsewhere(device):
-            call = OnDevice(call, device.index)
-        served = Served(call, shape, device.index, solution)
-        # Kept if it holds for the key's next call, too: not in a level of forward mode.
-        if key is not None and solution is not None and forward_ad._current_level < 0:
-            with self._lock:
-                if bound is None or self._bound.get((shape, device.index)) is bound:  # else vetoed or reloaded meanwhile
-                    if len(self.launchers) >= MAX_LAUNCHERS:
-                        self.cache.clear()
-                        self._bound.clear()
-                    self.cache.keep(key, served)
+            return product_of_none(call, error)
+        if self.on_miss is not None and shape.m and call.may_wait:
+            self._tune_missing(self.on_miss, shape, call.device)
+        launcher, solution, bound = self._choose_launcher(call)
+        launcher = self.with_capture(launcher, shape, call.operands)
+        if call.device.index >= 0 and is_elsewhere(call.device):
+            launcher = OnDevice(launcher, call.device.index)
+        served = Served(launcher, shape, call.device.index, solution)
+        self._keep(call.key, served, bound)
         try:
-            return call(*operands) if solution in (None, NATIVE) else first_answer(self.op, call, shape, operands, otype)
+            out = launcher(*call.operands)
+            return out if solution in (None, NATIVE) else _checked(call, out)
         except BaseException as error:  # a kernel of a plugin may raise anything
-            return self.retry(error, served, key, operands, otype, **fields)
+            return self.retry(call, error, served)
 
-    def with_capture(self, call: Call, shape: Shape, operands: Operands) -> Call:
-        """Wrap a call of this library or an engine so that capture counts it.
+    def _keep(self, key: Key | None, served: Served, bound: Bound | None) -> None:
+        """Keep a launcher if it holds for the key's next call, too: not in a level of forward mode."""
+        if key is None or served.solution is None or forward_ad._current_level >= 0:
+            return
+        with self._lock:
+            if bound is not None and self._bound.get((served.shape, served.index)) is not bound:  # vetoed or reloaded meanwhile
+                return
+            if len(self.launchers) >= MAX_LAUNCHERS:
+                self.cache.clear()
+                self._bound.clear()
+            self.cache.keep(key, served)
 
-        Returns the call unchanged if capture is off.
+    def with_capture(self, launcher: Function, shape: Shape, operands: Operands) -> Function:
+        """Wrap a launcher of this library or an engine so that capture counts its calls.
+
+        Returns the launcher unchanged if capture is off.
         """
         if self._capture is None:
-            return call
+            return launcher
         ask = capture_check(operands[0])
-        return with_call_counter(call, self._capture.register(shape, recorded=is_captured(ask)), ask, len(operands))
+        return with_call_counter(launcher, self._capture.register(shape, recorded=is_captured(ask)), ask, len(operands))
 
     def _tune_missing(self, on_miss: Callable[[Shape, Device], bool], shape: Shape, device: Device) -> None:
         """Have a shape without any row tuned, and read the tables again where it has one now."""
@@ -245,35 +228,35 @@ class Dispatcher:
                 self._bound.pop((shape, device.index), None)
                 self.preferences.clear()
 
-    def demote(self, error: BaseException, call: Call, key: Key, operands: Operands, otype: Any = None, **fields: Any) -> torch.Tensor:
-        """Serve a call of a key whose launcher has just raised; see `retry`."""
-        return self.retry(error, self.cache.behind(key, call), key, operands, otype, **fields)
+    def demote(self, call: Call, error: BaseException, launcher: Function) -> torch.Tensor:
+        """Serve a call whose launcher has just raised; see `retry`.
 
-    def retry(
-        self, error: BaseException, served: Served | None, key: Key | None, operands: Operands, otype: Any = None, **fields: Any
-    ) -> torch.Tensor:
+        One that has been replaced meanwhile vetoes nothing.
+        """
+        return self.retry(call, error, self.cache.behind(call.key, launcher))
+
+    def retry(self, call: Call, error: BaseException, served: Served | None) -> torch.Tensor:
         """Veto the solution that raised for its shape and serve the call with the next offer.
 
         Errors of torch and the exceptions of signals propagate.
 
         Args:
+            call: the call.
             error: the exception.
-            served: what raised; None where its launcher has been replaced meanwhile, which vetoes
-                nothing.
-            key, operands, otype, fields: of the call, as for `resolve`.
+            served: what raised; None vetoes nothing.
         """
         if is_interrupt(error) or is_out_of_memory(error):
             raise error
         if isinstance(error, TorchFailed) and error.__cause__ is not None:
             raise error.__cause__
-        if not in_memory(operands):  # blames no solution
-            return serve_without_memory(self, operands, otype, fields)
+        if not call.in_memory:  # blames no solution
+            return serve_without_memory(self, call)
         # A launcher that was bound while its device was current is bound again while another is.
-        if served is not None and (isinstance(served.call, OnDevice) or not is_elsewhere(device_of(served.index))):
+        if served is not None and (isinstance(served.launcher, OnDevice) or not is_elsewhere(device_of(served.index))):
             if served.solution in (None, NATIVE):
                 raise error
             self._veto(served, error)
-        return self.resolve(key, operands, otype, **fields)
+        return self.resolve(call)
 
     def _veto(self, served: Served, error: BaseException) -> None:
         """Veto a solution for the shape that it failed for, unless another thread has."""
@@ -311,7 +294,7 @@ class Dispatcher:
             return drawn is not None and has_memory(shape, launcher.call, drawn)
         except BaseException as error:  # a kernel of a plugin may raise anything
             served = Served(launcher.call, shape, device.index, explanation.offer.solution)
-            self.retry(error, served, None, drawn or (), torch_dtype(shape.outdtype), **self.op.fields(shape))
+            self.retry(Call.of(self.op, drawn or (), torch_dtype(shape.outdtype), self.op.fields(shape)), error, served)
         return True
 
     def fingerprint(self) -> str:
@@ -356,7 +339,8 @@ class Dispatcher:
 
     def _choose(self, shape: Shape, device: Device, table: Table, vetoes: Vetoes) -> Bound:
         untried = offers(shape, device, table, self.registry, self.settings.untuned)
-        explanation, launcher = choose(untried, shape, device, self.registry, vetoes.against(shape, device))
+        against = vetoes.against(shape, device) if vetoes else None
+        explanation, launcher = choose(untried, shape, device, self.registry, against)
         if launcher is None:
             raise UserError(f"{shape} on {device}: no backend supports it\n{explanation}")
         if explanation.libtype == BUILTIN:
@@ -365,18 +349,16 @@ class Dispatcher:
             _log.warning("%s", with_elsewhere(explanation, table))
         return explanation, launcher
 
-    def _call_for(self, shape: Shape, device: Device, operands: Operands) -> tuple[Call, Solution | None, Bound | None]:
-        """Return the function for these operands, its solution, and what is bound where that is in use.
+    def _choose_launcher(self, call: Call) -> tuple[Function, Solution | None, Bound | None]:
+        """Return the launcher of a call, its solution, and what is bound where that is in use.
 
-        The solution is None if the function serves this one call only.
+        The solution is None if the launcher serves this one call only.
         """
-        x = operands[0]
-        if torch_only(shape, operands):
-            call = self.torch_fallback(shape, device)
-            return differentiable(shape, call) if needs_gradient(operands) else call, NATIVE, None
-        ask = capture_check(x)
-        capturing = ask is not None and ask()
-        if capturing and not self.is_bound(shape, device):
+        shape, device = call.shape, call.device
+        if call.torch_reason:
+            native = self.torch_fallback(shape, device)
+            return differentiable(shape, native) if call.needs_gradient else native, NATIVE, None
+        if call.is_captured and not self.is_bound(shape, device):
             if shape not in self.unbound:
                 _log.warning("%s: first called during a graph capture, so torch serves it there; call prewarm() before", shape)
             with self._lock:
@@ -384,16 +366,34 @@ class Dispatcher:
             return self.torch_fallback(shape, device), None, None
         explanation, launcher = bound = self._bind(shape, device)
         solution = explanation.offer.solution
-        if capturing and not launcher.graph_safe:
+        if call.is_captured and not launcher.graph_safe:
             return self.torch_fallback(shape, device), None, None
-        breaks_capture = x.is_cuda and not launcher.graph_safe and solution != NATIVE
-        strided = self.op.strided
-        ready = all(is_ready(operand, index in strided) for index, operand in enumerate(operands))
-        if ready and not breaks_capture:
+        breaks_capture = device.index >= 0 and not launcher.graph_safe and solution != NATIVE
+        if call.is_ready and not breaks_capture:
             return launcher.call, solution, bound
-        native = blaming_torch(self.torch_fallback(shape, device)) if torch_serves(shape, device, self.registry) else None
-        return adapted(self.op, launcher.call, native, operands, ready, breaks_capture, solution.libtype == BUILTIN), solution, bound
+        fallback = blaming_torch(self.torch_fallback(shape, device)) if torch_serves(shape, device, self.registry) else None
+        is_torch = solution.libtype == BUILTIN
+        return adapted(call, launcher.call, fallback, breaks_capture=breaks_capture, is_torch=is_torch), solution, bound
 
-    def torch_fallback(self, shape: Shape, device: Device) -> Call:
+    def torch_fallback(self, shape: Shape, device: Device) -> Function:
         """Return torch's call; see `tunedgemm.dispatch.fallback.torch_fallback`."""
         return torch_fallback(self.op, shape, device, self.registry)
+
+
+def _checked(call: Call, out: Any) -> torch.Tensor:
+    """Return the first output of a key's launcher; those of later calls are not checked.
+
+    Raises:
+        PluginError: it is not a tensor of the op's shape, dtype and device.
+    """
+    x, shape = call.operands[0], call.shape
+    if not _is_tensor(out, (*x.shape[:-1], shape.n), torch_dtype(shape.outdtype), x.device):
+        fake = call.op.fake(*call.operands, otype=call.otype)  # ops may have outputs of other sizes
+        if not _is_tensor(out, tuple(fake.shape), fake.dtype, fake.device):
+            got = f"{tuple(out.shape)} {out.dtype} on {out.device}" if isinstance(out, torch.Tensor) else f"{out!r:.80}"
+            raise PluginError(f"its output must be {tuple(fake.shape)} {fake.dtype} on {fake.device} (got {got})")
+    return out  # type: ignore[no-any-return]
+
+
+def _is_tensor(out: Any, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> bool:
+    return isinstance(out, torch.Tensor) and out.shape == sizes and out.dtype == dtype and out.device == device

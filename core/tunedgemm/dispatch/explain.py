@@ -11,13 +11,13 @@ import attrs
 import torch
 
 from tunedgemm.device import Device, as_present, current_device, device_of
-from tunedgemm.dispatch.calls import torch_only
 from tunedgemm.dispatch.choice import NATIVE, Explanation, Offer
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.dtype import FP8, fp8_of
 from tunedgemm.errors import UserError
 from tunedgemm.ops import DEFAULT_OP, op_named, ops
+from tunedgemm.ops.call import Call
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import read_rows
@@ -47,9 +47,9 @@ def explain(
     """
     if isinstance(what, Shape):
         return tgemm.of(what.op).explain(what, device)
-    shape = op_named(op).shape_of(what, *operands, otype=otype, **fields)
-    explanation = tgemm.of(op).explain(shape, device or device_of(what.get_device()))
-    reason = torch_only(shape, (what, *operands)) if device is None else ""
+    call = Call.of(op_named(op), (what, *operands), otype, fields)
+    explanation = tgemm.of(op).explain(call.shape, device or call.device)
+    reason = call.torch_reason if device is None else ""
     if not reason or explanation.offer.solution == NATIVE:
         return explanation
     passed_over = (*explanation.passed_over, (explanation.offer, reason))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
 from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device
-from tunedgemm.dispatch.calls import outside_autocast
 from tunedgemm.dispatch.choice import NATIVE, Offer, examine
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import UserError
 from tunedgemm.libtypes import BUILTIN
-from tunedgemm.ops.op import Call, Op
+from tunedgemm.ops.op import Function, Op
 from tunedgemm.shape import Shape
 
 _TORCHS = Offer(NATIVE, "builtin", "torch's own call")
@@ -22,7 +25,7 @@ def torch_serves(shape: Shape, device: Device, registry: Registry) -> bool:
     return isinstance(examine(_TORCHS, shape, device, registry), Backend)
 
 
-def torch_fallback(op: Op, shape: Shape, device: Device, registry: Registry) -> Call:
+def torch_fallback(op: Op, shape: Shape, device: Device, registry: Registry) -> Function:
     """Return torch's call, which keeps gradients and is safe to capture.
 
     It takes subclasses and any strides.
@@ -42,3 +45,48 @@ def torch_fallback(op: Op, shape: Shape, device: Device, registry: Registry) -> 
             f"captured in a graph before prewarm()), and torch has none: {launcher.reason}"
         )
     return outside_autocast(launcher, op, shape, device).call
+
+
+class TorchFailed(Exception):
+    """Wraps the error of torch's own call where it stood in for a launcher, which is not to blame."""
+
+
+def blaming_torch(native: Function) -> Function:
+    """Wrap torch's call for use inside a launcher, so that its errors veto no solution."""
+
+    def blamed(*operands: torch.Tensor | None) -> torch.Tensor:
+        try:
+            return native(*operands)
+        except Exception as error:
+            raise TorchFailed from error
+
+    return blamed
+
+
+def outside_autocast(launcher: Launcher, op: Op, shape: Shape, device: Device) -> Launcher:
+    """Wrap torch's launcher so that autocast changes none of its dtypes, as it changes no kernel's.
+
+    Which rows a table has must not show in the dtype or precision of a result. Functions that check
+    autocast themselves find torch's call as ``torch_call``.
+    """
+    call = launcher.call
+    # The second takes twice as long; autocast of GPUs alone changes calls on a GPU.
+    enabled = torch.is_autocast_enabled if device.kind != "cpu" else torch._C._is_any_autocast_enabled
+
+    def of_any(*operands: torch.Tensor | None) -> Any:
+        if not enabled():
+            return call(*operands)
+        with torch._C._DisableAutocast():
+            return call(*operands)
+
+    # Operands by name cost 0.1 us less than a tuple of them.
+    def of_two(x: torch.Tensor, weight: torch.Tensor) -> Any:
+        return of_any(x, weight) if enabled() else call(x, weight)
+
+    def of_three(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
+        return of_any(x, weight, bias) if enabled() else call(x, weight, bias)
+
+    float_product = op.operands[:3] == ("x", "weight", "bias?") and shape.scale == "none"
+    outside: Any = of_any if not float_product else of_three if shape.bias else of_two
+    outside.torch_call = call
+    return Launcher(outside, launcher.graph_safe, launcher.workspace_bytes)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import is_grad_enabled
 from torch.autograd import forward_ad
 
 from tunedgemm.errors import OperandError
-
-if TYPE_CHECKING:
-    from tunedgemm.ops.op import Call
-    from tunedgemm.shape import Shape
+from tunedgemm.ops.call import has_tangent
+from tunedgemm.ops.op import Function
+from tunedgemm.shape import Shape
 
 
 def open_dual_levels() -> int:
@@ -25,28 +23,12 @@ def open_dual_levels() -> int:
     return forward_ad._current_level + 1
 
 
-def has_tangent(operand: torch.Tensor | None) -> bool:
-    """Check whether a tensor has a tangent of an open level."""
-    return operand is not None and forward_ad._current_level >= 0 and forward_ad.unpack_dual(operand).tangent is not None
-
-
-def needs_gradient(operands: tuple[Any, ...]) -> bool:
-    """Check whether the gradient or the tangent of an operand must be kept."""
-    if forward_ad._current_level >= 0 and any(has_tangent(operand) for operand in operands):
-        return True
-    if is_grad_enabled():
-        for operand in operands:
-            if operand is not None and operand.requires_grad:
-                return True
-    return False
-
-
-def differentiable(shape: Shape, call: Call) -> Call:
+def differentiable(shape: Shape, call: Function) -> Function:
     """Wrap torch's call for operands that need a gradient or have a tangent."""
     return with_gradient(shape.op, call) if shape.m else _with_zero_gradients(call)
 
 
-def _with_zero_gradients(call: Call) -> Call:
+def _with_zero_gradients(call: Function) -> Function:
     """Wrap the call of an empty batch to give zero gradients to all operands."""
 
     def empty(*operands: torch.Tensor | None) -> torch.Tensor:
@@ -59,7 +41,7 @@ def _with_zero_gradients(call: Call) -> Call:
     return empty
 
 
-def with_gradient(op: str, call: Call) -> Call:
+def with_gradient(op: str, call: Function) -> Function:
     """Wrap torch's call for operands that need a gradient or have a tangent.
 
     Raises OperandError where either would be lost.

@@ -17,7 +17,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import math
 import os
 import signal
 import subprocess
@@ -28,7 +27,7 @@ from pathlib import Path
 
 from tunedgemm.device import Device
 from tunedgemm.dispatch.settings import MOE, ONLINE, ONLINE_MOE, Settings
-from tunedgemm.errors import TunedGemmError, UserError
+from tunedgemm.errors import TunedGemmError
 from tunedgemm.ops.op import Op
 from tunedgemm.process.filelocks import file_lock
 from tunedgemm.shape import Shape
@@ -45,11 +44,6 @@ _log = logging.getLogger("tunedgemm")
 #: number of Ms, each met once. The device has more free memory than this, which the operands take.
 #: AITER_ONLINE_TUNE does not bound M.
 MOST_M, FREE_BYTES = 512, 128 << 20
-#: Solutions of each libtype that are tried: as many as AITER asks hipBLASLt's heuristic for.
-CANDIDATES = 32
-#: Fractions of the bound: when the race ends, when one compilation or bind has failed, when one
-#: kernel counts as hung, and the device time of the race.
-_RACED, _COMPILED, _HUNG, _MEASURED = 1 / 2, 1 / 3, 1 / 10, 1 / 10
 #: Seconds between two looks whether another process is done.
 _POLL = 0.05
 
@@ -155,7 +149,7 @@ class Online:
             "shape": shape.to_dict(), "table": str(self._table), "seconds": seconds, "libtype": self._settings.online_libtype,
             "device": str(device.index) if device.index >= 0 else "cpu",
         }  # fmt: skip
-        command = [sys.executable, "-c", "from tunedgemm.dispatch.online import child; child()", json.dumps(question)]
+        command = [sys.executable, "-c", "from tunedgemm.tuner.online import child; child()", json.dumps(question)]
         _log.info("%s is tuned now, for at most %g s", shape, seconds)
         with subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment(device),
@@ -180,25 +174,3 @@ def _environment(device: Device) -> dict[str, str]:
     # A CPU's rows are for this number of threads; MKL's variable goes before OpenMP's.
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(device.cu_num)) if device.kind == "cpu" else {}
     return {**kept, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", **threads}
-
-
-def child() -> None:
-    """Tune the shape of the last argument, in the child; print the reason last if that fails."""
-    from tunedgemm.tuner import Options, tune
-    from tunedgemm.tuner.report import why_failed
-
-    question = json.loads(sys.argv[-1])
-    shape, seconds = Shape.from_dict(question["shape"]), float(question["seconds"])
-    signal.alarm(math.ceil(seconds))  # the end, should the process that asked be gone by then
-    options = Options(
-        libtype=question["libtype"], device=question["device"], candidates=CANDIDATES, budget=_RACED * seconds,
-        timeout=_COMPILED * seconds, kernel_timeout=_HUNG * seconds, seconds=min(_MEASURED * seconds, Options().seconds),
-    )  # fmt: skip
-    try:
-        report = tune(shape.op, [shape], Path(question["table"]), options)
-    except UserError as error:
-        reasons = [" ".join(str(error).split())]
-    else:
-        reasons = [why_failed(outcome) for outcome in report.failed]
-        reasons += ["no device was left to tune it on"] if report.lost else ["the tuner took too long to start"] if report.unbegun else []
-    sys.stdout.write("\n".join(["", *reasons, ""]))

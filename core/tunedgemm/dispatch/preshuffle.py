@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import is_grad_enabled
 from torch.autograd import forward_ad
 
-from tunedgemm.device import Device, device_of
-from tunedgemm.dispatch.calls import Binding, capture_check, plain
+from tunedgemm.device import Device
 from tunedgemm.dispatch.choice import Explanation
-from tunedgemm.dispatch.gradients import needs_gradient
+from tunedgemm.dispatch.traced import Binding
 from tunedgemm.errors import OperandError, ShapeError, UserError
 from tunedgemm.libtypes import BUILTIN
+from tunedgemm.ops.call import Call
 from tunedgemm.ops.formats.shuffle import ShuffledWeight
 from tunedgemm.shape import Shape
 from tunedgemm.table.folders import table_layers
@@ -52,23 +51,14 @@ def preferred_weight(
             or *shuffled_weight* is. Or *weight* has changed since `shuffle_weight` read it.
     """
     try:
-        if forward_ad._current_level >= 0 or (is_grad_enabled() and needs_gradient((x, weight, *rest))):
-            return weight
         memory = shuffled_weight._plain  # of torch's own type, whose attributes take a third of the time
-        key: tuple[Any, ...] = (
-            x.shape, weight.shape, memory.shape, x.dtype, weight.dtype, memory.dtype,
-            x.get_device(), weight.get_device(), memory.get_device(), type(x), type(weight), type(shuffled_weight), otype,
-        )  # fmt: skip
-        for operand in rest:
-            if operand is not None:
-                key = (*key, *[other if other is None else other.dtype for other in rest])
-                break
-    except AttributeError:  # an operand is not a tensor
+        key = dispatcher.op.sizes_of(otype, (memory.shape, memory.dtype, memory.get_device(), type(shuffled_weight)), x, weight, *rest)
+    except (AttributeError, TypeError):  # an operand is not a tensor
         _check(dispatcher.op.name, weight, shuffled_weight)
         return weight  # its call reports the fault
     shuffled = dispatcher.preferences.get(key)
     if shuffled is None:
-        shuffled = _decide(dispatcher, x, weight, shuffled_weight, rest, otype)
+        shuffled = _decide(dispatcher, Call.of(dispatcher.op, (x, weight, *rest), otype), shuffled_weight)
         if shuffled is None:
             return weight
         if len(dispatcher.preferences) >= _REMEMBERED:
@@ -88,26 +78,23 @@ def preferred_weight(
     return chosen
 
 
-def _decide(
-    dispatcher: Binding,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    shuffled_weight: torch.Tensor,
-    rest: tuple[torch.Tensor | None, ...],
-    otype: torch.dtype | None,
-) -> bool | None:
-    """Decide whether such calls get the shuffled weight; None where a capture leaves that open."""
-    _check(dispatcher.op.name, weight, shuffled_weight)
+def _decide(dispatcher: Binding, call: Call, shuffled_weight: torch.Tensor) -> bool | None:
+    """Decide whether such calls get the shuffled weight; None where a capture or tangent forbids it."""
+    x, weight, *rest = call.operands
+    if forward_ad._current_level >= 0:
+        return None
+    if call.needs_gradient:
+        return False
+    _check(call.op.name, weight, shuffled_weight)
     try:
-        shapes = [dispatcher.op.shape_of(x, either, *rest, otype=otype) for either in (weight, shuffled_weight)]
+        row, shuffled = call.shape, Call.of(call.op, (x, shuffled_weight, *rest), call.otype).shape
     except ShapeError:  # empty sizes: the call itself reports or serves them
         return None
-    if shapes[0].m == 0 or x.is_meta or not plain((x, weight)):
+    if call.torch_reason or x.is_meta:
         return False
-    device, capturing = device_of(x.get_device()), capture_check(x)
-    if capturing is not None and capturing() and not all(dispatcher.is_bound(shape, device) for shape in shapes):
+    if call.is_captured and not all(dispatcher.is_bound(shape, call.device) for shape in (row, shuffled)):
         return None
-    return prefers_shuffled(dispatcher, shapes[0], shapes[1], device)
+    return prefers_shuffled(dispatcher, row, shuffled, call.device)
 
 
 def prefers_shuffled(dispatcher: Binding, row: Shape, shuffled: Shape, device: Device) -> bool:

@@ -8,11 +8,11 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from tunedgemm.device import Device, current_device, device_of
-from tunedgemm.dispatch.calls import plain
 from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError, UserError
-from tunedgemm.ops import DEFAULT_OP, ops
+from tunedgemm.ops import DEFAULT_OP, op_named, ops
+from tunedgemm.ops.call import Call
 from tunedgemm.shape import Shape
 
 #: A call of an op: its name, its operands, and the dtype of the output or None.
@@ -81,7 +81,7 @@ def _prewarm_model(model: torch.nn.Module, rows: tuple[int, ...]) -> int:
             for op, operands, otype in (call for m in rows for call in _calls_of(name, module, m)):
                 dispatcher, index = tgemm.of(op), operands[0].get_device()
                 try:
-                    shape = dispatcher.op.shape_of(*operands, otype=otype)
+                    shape = Call.of(dispatcher.op, operands, otype).shape
                 except OperandError:  # the tables serve no such layer
                     continue
                 if (shape, index) in met:
@@ -105,7 +105,7 @@ def _calls_of(name: str, module: torch.nn.Module, m: int) -> Iterator[OpCall]:
     elif isinstance(module, torch.nn.Linear) and weight is not None and weight.dim() == 2:
         x = torch.zeros(m, weight.shape[1], dtype=weight.dtype, device=weight.device)
         operands: tuple[torch.Tensor, ...] = (x, weight) if module.bias is None else (x, weight, module.bias)
-        if plain(operands) and weight.is_contiguous() and weight.is_floating_point():
+        if Call.of(op_named(DEFAULT_OP), operands).is_plain and weight.is_contiguous() and weight.is_floating_point():
             yield DEFAULT_OP, operands, None
 
 

@@ -14,7 +14,7 @@ from tunedgemm.backends.registry import Registry
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.ops import DEFAULT_OP, functions, op_named
-from tunedgemm.ops.op import Call
+from tunedgemm.ops.op import Function
 from tunedgemm.process.forksafe import ForkSafeLock
 
 _PACKAGE = __name__.partition(".")[0]
@@ -80,7 +80,7 @@ class TunedGemm:
         """Return the dispatchers in use."""
         return tuple(self._dispatchers.values())
 
-    def __getattr__(self, name: str) -> Call:
+    def __getattr__(self, name: str) -> Function:
         """Return the public function of that name, of whichever op has it."""
         op = None if name.startswith("_") else functions().get(name)
         if op is None or op.entry is None:

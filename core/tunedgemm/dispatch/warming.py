@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tunedgemm.device import Device
-from tunedgemm.ops.op import Call, Op
+from tunedgemm.ops.op import Function, Op
 from tunedgemm.process.foreign import described
 from tunedgemm.process.interrupt import is_interrupt
 from tunedgemm.process.memory import is_out_of_memory
@@ -53,10 +53,10 @@ def _drawn(op: Op, shape: Shape, device: Device) -> tuple[Any, ...]:
     return op.make_inputs(shape, device.torch_device, 0)
 
 
-def has_memory(shape: Shape, call: Call, operands: tuple[Any, ...]) -> bool:
+def has_memory(shape: Shape, launcher: Function, operands: tuple[Any, ...]) -> bool:
     """Run a call; return False, with the reason in the log, where memory does not suffice."""
     try:
-        call(*operands)
+        launcher(*operands)
     except BaseException as error:  # a kernel of a plugin may raise anything
         if not is_out_of_memory(error):
             raise

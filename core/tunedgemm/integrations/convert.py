@@ -13,7 +13,7 @@ import torch
 from torch.nn.utils.parametrize import is_parametrized
 
 from tunedgemm.device import device_of
-from tunedgemm.dispatch.calls import watch_graphs
+from tunedgemm.dispatch.captures import watch_graphs
 from tunedgemm.dispatch.preshuffle import PRESHUFFLE_M_THRESHOLD
 from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.dtype import short_dtype

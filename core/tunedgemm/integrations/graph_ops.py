@@ -13,22 +13,22 @@ as plain tensors, too.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from tunedgemm.dispatch.calls import Binding
-from tunedgemm.dispatch.hot import register_graph_ops
+from tunedgemm.dispatch.traced import Binding, register_graph_ops
 from tunedgemm.dispatch.tuned_gemm import call, tgemm
 from tunedgemm.errors import OperandError
 from tunedgemm.integrations.dynamo import run_untraced, trace_instead
 from tunedgemm.integrations.torch_compile import define_op, inside_transform, plain
 from tunedgemm.ops import DEFAULT_OP, op_named
+from tunedgemm.ops.call import Call
 from tunedgemm.ops.formats.scales import ShuffledScale, as_shuffled_scale
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled
 from tunedgemm.ops.layout import check_not_transposed
-from tunedgemm.ops.op import ArgumentOrder, Call, Op
+from tunedgemm.ops.op import ArgumentOrder, Function, Op
 
 _LAST = ("otype", "weight_layout", "fields", "shuffled_scales")
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -101,7 +101,7 @@ _encode_fields._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _is_defined._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _stand_in(op: Any, operands: tuple[Any, ...], otype: torch.dtype | None, fields: dict[str, Any], differentiable: bool) -> Any:
+def _stand_in(op: Any, operands: tuple[Any, ...], otype: torch.dtype | None, fields: Mapping[str, Any], differentiable: bool) -> Any:
     """Make the node of a call in a graph that is being traced.
 
     Torch's product serves a16w16 without scales where a gradient is needed, or where an export or a
@@ -158,21 +158,21 @@ def _traced_call(op: str, *operands: Any, otype: torch.dtype | None = None, **fi
 
 
 class _OfDefaultInstance:
-    """`tunedgemm.dispatch.hot.GraphOps` for the functions of the default instance."""
+    """`tunedgemm.dispatch.traced.GraphOps` for the functions of the default instance."""
 
-    def add(self, function: Call, dispatcher: Binding, arrange: ArgumentOrder) -> None:
+    def add(self, function: Function, dispatcher: Binding, arrange: ArgumentOrder) -> None:
         """Have compilers trace the op of a function; the compiler keeps that setting for good."""
         has_op = any(dispatcher is used for used in tgemm.dispatchers)
         run_untraced(function, breaks_graph=not has_op)
         if has_op:
             trace_instead(function, _traced_by(dispatcher.op.name, arrange))
 
-    def stand_in(self, dispatcher: Binding, otype: torch.dtype | None, fields: dict[str, Any]) -> Call | None:
+    def stand_in(self, dispatcher: Binding, call: Call) -> Function | None:
         """Return the op of a call that is traced by running it, as torch.export does without strict."""
         if not any(dispatcher is used for used in tgemm.dispatchers):
             return None
-        name = dispatcher.op.name
-        return lambda *operands: _stand_in(graph_op(name), operands, otype, fields, name == DEFAULT_OP)
+        name = call.op.name
+        return lambda *operands: _stand_in(graph_op(name), operands, call.otype, call.fields, name == DEFAULT_OP)
 
 
 register_graph_ops(_OfDefaultInstance())

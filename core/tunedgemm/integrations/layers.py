@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
-from tunedgemm.dispatch.calls import capture_check, is_captured, may_synchronize, watch_graphs
+from tunedgemm.dispatch.captures import capture_check, is_captured, may_synchronize, watch_graphs
 from tunedgemm.dispatch.prewarm import OpCall
 from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.errors import UserError

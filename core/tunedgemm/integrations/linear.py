@@ -15,12 +15,12 @@ from torch.autograd import forward_ad
 
 import tunedgemm.integrations.graph_ops  # noqa: F401 - teaches the compiler functions that layers call
 from tunedgemm.dispatch.dispatcher import MAX_LAUNCHERS, Dispatcher
-from tunedgemm.dispatch.operands import in_memory
 from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.errors import OperandError, UserError
 from tunedgemm.integrations.dynamo import trace_instead
 from tunedgemm.integrations.scripting import script_as
 from tunedgemm.integrations.torch_compile import TORCHS, define_op, inside_transform, plain
+from tunedgemm.ops.call import Call, in_memory
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled
 from tunedgemm.ops.formats.twofold import TwofoldWeight
 
@@ -88,8 +88,8 @@ class FunctionRoute:
         trial = (key,)  # a launcher that calls torch's function returns here, and must not find itself
         _serving.inside, _serving.reentered = True, False
         try:
-            dispatcher = self.dispatcher
-            out = dispatcher.resolve(trial, operands) if failed is None else dispatcher.retry(failed[0], blamed, trial, operands)
+            call = Call.of(self.dispatcher.op, operands, key=trial)
+            out = self.dispatcher.resolve(call) if failed is None else self.dispatcher.retry(call, failed[0], blamed)
         except OperandError:  # not this op: torch serves it, or raises
             return self._keep_original(key, *arguments)
         except (UserError, RuntimeError):
@@ -98,10 +98,10 @@ class FunctionRoute:
             _serving.inside = False
             served = cache.take(trial)
         if served is not None:  # a captured call may have none to keep
-            call, present = self._lasting_call(served.call), [argument for argument in arguments if argument is not None]
-            on_cpu = arguments[0].get_device() < 0 and call is not self.original
-            call = _on_cpu(call, self.original, bool(key[0]), len(present)) if on_cpu else call
-            cache.keep(key, attrs.evolve(served, call=call))
+            function, present = self._lasting_call(served.launcher), [argument for argument in arguments if argument is not None]
+            on_cpu = arguments[0].get_device() < 0 and function is not self.original
+            function = _on_cpu(function, self.original, bool(key[0]), len(present)) if on_cpu else function
+            cache.keep(key, attrs.evolve(served, launcher=function))
         return out
 
     def _keep_original(self, key: tuple[Any, ...], *arguments: Any) -> Any:

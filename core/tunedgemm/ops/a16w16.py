@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from tunedgemm.dtype import dtype_bits, short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops.domain import Domain
-from tunedgemm.ops.hot import hot_function
+from tunedgemm.ops.hot import Serving, hot, hot_function, serving
 from tunedgemm.ops.layout import check_not_transposed, layout_of, transposed_hint
-from tunedgemm.ops.op import Arguments, Call, Columns, Op, Serving, unbiased
-from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
-from tunedgemm.ops.quantised import BIAS_DTYPES, check_tensors, describe, names_of
+from tunedgemm.ops.op import Columns, Function, Op, unbiased
+from tunedgemm.ops.product import exact_dtype, exact_product, fake, tolerance
+from tunedgemm.ops.quantised import BIAS_DTYPES, describe, flops, names_of
 from tunedgemm.ops.schema import BIAS, MNK, Column, Dtype, Flag, Schema
 from tunedgemm.shape import Shape
 
@@ -68,7 +68,6 @@ def _shape_of(
     if scale_a is not None or scale_b is not None or scale_c is not None:
         optional = {"scale_a": scale_a, "scale_b": scale_b, "scale_c": scale_c}
         scales = {name: scale for name, scale in optional.items() if scale is not None}
-    check_tensors("a16w16", x=x, weight=weight, **({} if bias is None else {"bias": bias}), **scales)
     if weight.dim() != 2 or x.dim() == 0 or x.shape[-1] != weight.shape[1] or x.dtype != weight.dtype or x.device != weight.device:
         raise OperandError(_mismatch(x, weight))
     n, k = weight.shape
@@ -164,58 +163,7 @@ def _bytes_moved(shape: Shape) -> int:
     return (read + bias + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
 
 
-def _fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | None = None) -> torch.Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=otype or x.dtype)
-
-
-def _entry(serving: Serving) -> Mapping[str, Call]:
-    preferred = serving.preferred
-
-    def gemm_a16w16(  # noqa: PLR0913, PLR0917 - AITER's arguments, and the weight in its other order
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        otype: torch.dtype | None = None,
-        scale_a: torch.Tensor | None = None,
-        scale_b: torch.Tensor | None = None,
-        scale_c: torch.Tensor | None = None,
-        shuffled_weight: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Compute ``x[..., K] @ weight[N, K].T (+ bias[N])`` by the solution the tables choose.
-
-        Args:
-            x: activations in bf16, fp16, fp32 or fp8, any leading dimensions.
-            weight: [N, K], of x's dtype; a [K, N] weight must be passed as
-                ``weight.t().contiguous()``.
-            bias: [N] or absent.
-            otype: dtype of the output; that of x if absent.
-            scale_a, scale_b, scale_c: one-element factors of x, weight and the output, float32 as a
-                rule; 1 where absent.
-            shuffled_weight: the weight's values by `shuffle_weight`, for the calls that this order
-                serves better: by the rows of both, without rows from
-                `preshuffle.PRESHUFFLE_M_THRESHOLD` rows of x on. A model that keeps both holds N *
-                K elements twice. Compiled graphs take the plain one.
-
-        Returns:
-            A new tensor [..., N].
-
-        Raises:
-            OperandError: shapes, dtypes or devices that do not fit each other, or a square weight
-                that is a transposed view.
-        """
-        if shuffled_weight is not None:
-            weight = preferred(x, weight, shuffled_weight, bias, scale_a, scale_b, scale_c, otype=otype)
-        if scale_a is not None or scale_b is not None or scale_c is not None:
-            check_not_transposed("a16w16", weight)
-            return serving.call(x, weight, bias, scale_a, scale_b, scale_c, otype=otype)
-        return hot(x, weight, bias, otype)
-
-    make = functools.partial(hot_function, serving, _OPERANDS[:3], general=gemm_a16w16, arrange=_arrange)
-    hot = make()
-    return {"gemm_a16w16": hot, **{name: make(spelling=spelling) for name, spelling in SPELLINGS.items()}}
-
-
-def _arrange(  # noqa: PLR0913, PLR0917 - those of gemm_a16w16
+def gemm_a16w16(  # noqa: PLR0913, PLR0917 - AITER's arguments, and the weight in its other order
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
@@ -224,10 +172,40 @@ def _arrange(  # noqa: PLR0913, PLR0917 - those of gemm_a16w16
     scale_b: torch.Tensor | None = None,
     scale_c: torch.Tensor | None = None,
     shuffled_weight: torch.Tensor | None = None,
-) -> Arguments:
-    """Return the arguments of `gemm_a16w16` as those of `Serving.call`, with the plain one of two weights."""
-    del shuffled_weight
-    return (x, weight, bias, scale_a, scale_b, scale_c), otype, {}
+) -> torch.Tensor:
+    """Compute ``x[..., K] @ weight[N, K].T (+ bias[N])`` by the solution the tables choose.
+
+    Args:
+        x: activations in bf16, fp16, fp32 or fp8, any leading dimensions.
+        weight: [N, K], of x's dtype; a [K, N] weight must be passed as
+            ``weight.t().contiguous()``.
+        bias: [N] or absent.
+        otype: dtype of the output; that of x if absent.
+        scale_a, scale_b, scale_c: one-element factors of x, weight and the output, float32 as a
+            rule; 1 where absent.
+        shuffled_weight: the weight's values by `shuffle_weight`, for the calls that this order
+            serves better: by the rows of both, without rows from
+            `preshuffle.PRESHUFFLE_M_THRESHOLD` rows of x on. A model that keeps both holds N *
+            K elements twice. Compiled graphs take the plain one.
+
+    Returns:
+        A new tensor [..., N].
+
+    Raises:
+        OperandError: shapes, dtypes or devices that do not fit each other, or a square weight
+            that is a transposed view.
+    """
+    if shuffled_weight is not None:
+        weight = serving.preferred(x, weight, shuffled_weight, bias, scale_a, scale_b, scale_c, otype=otype)
+    if scale_a is not None or scale_b is not None or scale_c is not None:
+        check_not_transposed("a16w16", weight)
+        return serving.call(x, weight, bias, scale_a, scale_b, scale_c, otype=otype)
+    return hot(x, weight, bias, otype)
+
+
+def _entry(dispatcher: Serving) -> Mapping[str, Function]:
+    make = functools.partial(hot_function, dispatcher, _OPERANDS[:3], general=gemm_a16w16)
+    return {"gemm_a16w16": make(), **{name: make(spelling=spelling) for name, spelling in SPELLINGS.items()}}
 
 
 op = Op(
@@ -245,9 +223,9 @@ op = Op(
     make_inputs=_make_inputs,
     reference=_reference,
     tolerance=tolerance,
-    flops=lambda shape: 2 * shape.m * shape.n * shape.k,
+    flops=flops,
     bytes_moved=_bytes_moved,
-    fake=_fake,
+    fake=fake,
     problem=_DOMAIN.problem,
     unbiased=lambda shape: unbiased(shape) if shape.scale == "none" else None,
     # torch's call is close to the best: on an H200, 9 of 60 rows of an H100 lost, by up to 17 %.

@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Any
 from tunedgemm.dtype import dtype_bits, short_dtype, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised, scaled_fp4
-from tunedgemm.ops.hot import hot_function
-from tunedgemm.ops.layout import layout_of
-from tunedgemm.ops.op import Call, Columns, Op, Serving, unbiased
-from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
+from tunedgemm.ops.hot import BF16, hot, public
+from tunedgemm.ops.op import unbiased
+from tunedgemm.ops.product import exact_dtype, exact_product, fake
 from tunedgemm.ops.scale_order import FIELD, SHUFFLED, stated_order
 from tunedgemm.ops.schema import MNK, Column, Dtype, Schema
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
     import torch
+
+    from tunedgemm.ops.formats.scales import ShuffledScale
 
 NAME = "a16w4_blockscale"
 _OPERANDS = ("x", "weight", "w_scale", "bias?")
@@ -50,27 +51,12 @@ def _shape_of(
     scale_order: str | None = None,
 ) -> Shape:
     """Return the shape of a call; raises OperandError for operands that do not fit each other."""
-    quantised.check_tensors(NAME, x=x, weight=weight, w_scale=w_scale)
     quantised.check_dtype(NAME, "x", x, _DTYPES)
     quantised.check_dtype(NAME, "weight", weight, scaled_fp4.FP4)
     quantised.check_matrices(NAME, x, weight, packed=2)
-    layout = layout_of(NAME, weight)
-    n, k, dtype = weight.shape[0], x.shape[-1], short_dtype(x.dtype)
-    scaled_fp4.check_k(NAME, k)
-    bias_dtype = quantised.bias_dtype_of(NAME, bias, n, x.device)
-    shape = Shape(
-        op=NAME,
-        m=quantised.rows_of(x),
-        n=n,
-        k=k,
-        dtype=dtype,
-        outdtype=quantised.outdtype_of(NAME, otype, dtype),
-        epilogue="bias" if bias_dtype else "none",
-        bias_dtype=bias_dtype,
-        scale="block",
-        layout=layout,
-    )
-    return scaled_fp4.shape_with_scales(shape, scale_order, x.device, x.shape[:-1], w_scale=w_scale)
+    dtype = short_dtype(x.dtype)
+    dtypes = dtype, quantised.outdtype_of(NAME, otype, dtype)
+    return scaled_fp4.shape_of(NAME, x, weight, bias, x.shape[-1], dtypes, scale_order, w_scale=w_scale)
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
@@ -97,86 +83,65 @@ def _bytes_moved(shape: Shape) -> int:
     return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
 
 
-def _fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | None = None) -> torch.Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=otype or x.dtype)
+def gemm_a16wfp4(  # noqa: PLR0913, PLR0917 - AITER's arguments
+    x: torch.Tensor,
+    w: torch.Tensor,
+    w_scales: torch.Tensor,
+    atomic_add: bool | None = False,
+    dtype: torch.dtype | None = BF16,
+    y: torch.Tensor | None = None,
+    config: Mapping[str, Any] | None = None,
+    bias: torch.Tensor | None = None,
+    bpreshuffle: bool | None = False,
+    *,
+    scale_order: str | None = None,
+) -> torch.Tensor:
+    """Compute ``x[..., K] @ w[N, K].T (+ bias)`` by the solution that the tables choose.
+
+    Args:
+        x: activations in bf16 or fp16, any leading dimensions (M rows in all); AITER rounds
+            them to mxfp4 first, this does not.
+        w: [N, K/2], mxfp4: float4_e2m1fn_x2 or uint8, the even element in the low nibble.
+        w_scales: float8_e8m0fnu or uint8, row-major [N, K/32], or shuffled by `shuffle_scale`:
+            [ceil256(N), ceil8(K/32)].
+        atomic_add, config: accepted as AITER does and not used: the table decides how K is
+            split, and by which kernel.
+        dtype: of the output: bf16, fp16 or fp32; None for that of x.
+        y: only None: the output is always new.
+        bias: [N] or [1, N] in bf16, fp16 or fp32, or absent.
+        bpreshuffle: whether w is shuffled, by `shuffle_weight` or `as_shuffled`.
+        scale_order: ``aiter32x8`` for shuffled scales, ``row`` for row-major ones; None: as
+            their type or sizes tell.
+
+    Returns:
+        A new tensor [..., N].
+
+    Raises:
+        OperandError: shapes, dtypes, layouts or devices that do not fit each other, or a *y*.
+    """
+    del atomic_add, config
+    if y is not None:
+        raise OperandError(f"{NAME}: y is not taken, the output is a new tensor; call y.copy_(…) with it")
+    if (getattr(w, "layout_name", "row") != "row") is not bpreshuffle:
+        scaled_fp4.check_preshuffle(NAME, w, bpreshuffle, "w")
+    if scale_order is None and w_scales.__class__ is ShuffledScale:
+        w_scales, scale_order = w_scales.kept_plain, SHUFFLED
+    return hot(x, w, w_scales, bias, scale_order, dtype)
 
 
-def _entry(serving: Serving) -> Mapping[str, Call]:
-    import torch
-
-    from tunedgemm.ops.formats.scales import ShuffledScale
-
-    scaled, bf16 = hot_function(serving, _OPERANDS, fields=(FIELD,)), torch.bfloat16
-
-    def gemm_a16wfp4(  # noqa: PLR0913, PLR0917 - AITER's arguments
-        x: torch.Tensor,
-        w: torch.Tensor,
-        w_scales: torch.Tensor,
-        atomic_add: bool | None = False,
-        dtype: torch.dtype | None = bf16,
-        y: torch.Tensor | None = None,
-        config: Mapping[str, Any] | None = None,
-        bias: torch.Tensor | None = None,
-        bpreshuffle: bool | None = False,
-        *,
-        scale_order: str | None = None,
-    ) -> torch.Tensor:
-        """Compute ``x[..., K] @ w[N, K].T (+ bias)`` by the solution that the tables choose.
-
-        Args:
-            x: activations in bf16 or fp16, any leading dimensions (M rows in all); AITER rounds
-                them to mxfp4 first, this does not.
-            w: [N, K/2], mxfp4: float4_e2m1fn_x2 or uint8, the even element in the low nibble.
-            w_scales: float8_e8m0fnu or uint8, row-major [N, K/32], or shuffled by `shuffle_scale`:
-                [ceil256(N), ceil8(K/32)].
-            atomic_add, config: accepted as AITER does and not used: the table decides how K is
-                split, and by which kernel.
-            dtype: of the output: bf16, fp16 or fp32; None for that of x.
-            y: only None: the output is always new.
-            bias: [N] or [1, N] in bf16, fp16 or fp32, or absent.
-            bpreshuffle: whether w is shuffled, by `shuffle_weight` or `as_shuffled`.
-            scale_order: ``aiter32x8`` for shuffled scales, ``row`` for row-major ones; None: as
-                their type or sizes tell.
-
-        Returns:
-            A new tensor [..., N].
-
-        Raises:
-            OperandError: shapes, dtypes, layouts or devices that do not fit each other, or a *y*.
-        """
-        del atomic_add, config
-        if y is not None:
-            raise OperandError(f"{NAME}: y is not taken, the output is a new tensor; call y.copy_(…) with it")
-        if (getattr(w, "layout_name", "row") != "row") is not bpreshuffle:
-            scaled_fp4.check_preshuffle(NAME, w, bpreshuffle, "w")
-        if scale_order is None and w_scales.__class__ is ShuffledScale:
-            w_scales, scale_order = w_scales.kept_plain, SHUFFLED
-        return scaled(x, w, w_scales, bias, scale_order, dtype)
-
-    return {"gemm_a16wfp4": gemm_a16wfp4}
-
-
-op = Op(
-    name=NAME,
+op = quantised.product_op(
+    _SCHEMA,
+    "AITER_CONFIG_GEMM_A16W4",
+    values=("libtype", *quantised.VALUES),
     operands=_OPERANDS,
     weights=(1, 2, 3),
-    columns=Columns(
-        tuned_file="a16w4_blockscale_tuned_gemm.csv",
-        untuned_file="a16w4_blockscale_untuned_gemm.csv",
-        variable="AITER_CONFIG_GEMM_A16W4",
-        values=("libtype", *quantised.VALUES),
-        **_SCHEMA.columns(),
-    ),
     shape_of=_shape_of,
     make_inputs=_make_inputs,
     reference=_reference,
-    tolerance=tolerance,
-    flops=quantised.flops,
     bytes_moved=_bytes_moved,
-    fake=_fake,
+    fake=fake,
     fields=stated_order,
     problem=scaled_fp4.domain(_DTYPES).problem,
-    equivalent_shapes=_SCHEMA.equivalent_shapes,
     unbiased=unbiased,
     weight_dtype=lambda _: "fp4x2",
     examples=lambda: (
@@ -201,5 +166,5 @@ op = Op(
         _example(64, 7168, 18432, layout="aiter16x16"),
     ),
     functions=("gemm_a16wfp4",),
-    entry=_entry,
+    entry=public(gemm_a16wfp4, _OPERANDS, (FIELD,)),
 )

@@ -10,22 +10,23 @@ shape (`tunedgemm.ops.scale_order`). Accumulation is in float32.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.dtype import dtype_bits
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised, scaled_fp4
-from tunedgemm.ops.hot import hot_function
-from tunedgemm.ops.layout import layout_of, misfit
-from tunedgemm.ops.op import Call, Columns, Op, Serving, unbiased
-from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
+from tunedgemm.ops.hot import BF16, hot, public
+from tunedgemm.ops.layout import misfit
+from tunedgemm.ops.op import unbiased
+from tunedgemm.ops.product import exact_dtype, exact_product
 from tunedgemm.ops.scale_order import FIELD, ROW, SHUFFLED, scale_order, stated_order
 from tunedgemm.ops.schema import MNK, Column, Schema
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
     import torch
+
+    from tunedgemm.ops.formats.scales import ShuffledScale
 
 NAME = "a4w4_blockscale"
 _OPERANDS = ("x", "weight", "x_scale", "w_scale", "bias?")
@@ -55,27 +56,11 @@ def _shape_of(
     scale_order: str | None = None,
 ) -> Shape:
     """Return the shape of a call; raises OperandError for operands that do not fit each other."""
-    quantised.check_tensors(NAME, x=x, weight=weight, x_scale=x_scale, w_scale=w_scale)
     for name, operand in (("x", x), ("weight", weight)):
         quantised.check_dtype(NAME, name, operand, scaled_fp4.FP4)
     quantised.check_matrices(NAME, x, weight)
-    layout = layout_of(NAME, weight)
-    m, n, k = quantised.rows_of(x), weight.shape[0], 2 * x.shape[-1]
-    scaled_fp4.check_k(NAME, k)
-    bias_dtype = quantised.bias_dtype_of(NAME, bias, n, x.device)
-    shape = Shape(
-        op=NAME,
-        m=m,
-        n=n,
-        k=k,
-        dtype="fp4x2",
-        outdtype=quantised.outdtype_of(NAME, otype),
-        epilogue="bias" if bias_dtype else "none",
-        bias_dtype=bias_dtype,
-        scale="block",
-        layout=layout,
-    )
-    return scaled_fp4.shape_with_scales(shape, scale_order, x.device, x.shape[:-1], x_scale=x_scale, w_scale=w_scale)
+    dtypes = scaled_fp4.FP4[0], quantised.outdtype_of(NAME, otype)
+    return scaled_fp4.shape_of(NAME, x, weight, bias, 2 * x.shape[-1], dtypes, scale_order, x_scale=x_scale, w_scale=w_scale)
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
@@ -122,87 +107,68 @@ def _bytes_moved(shape: Shape) -> int:
     return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
 
 
-def _entry(serving: Serving) -> Mapping[str, Call]:
-    import torch
+def gemm_a4w4(  # noqa: PLR0913, PLR0917 - AITER's arguments
+    A: torch.Tensor,
+    B: torch.Tensor,
+    A_scale: torch.Tensor,
+    B_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype | None = BF16,
+    alpha: float | None = 1.0,
+    beta: float | None = 0.0,
+    bpreshuffle: bool | None = True,
+    apreshuffle: bool | None = False,
+    global_A_scale: torch.Tensor | None = None,
+    global_B_scale: torch.Tensor | None = None,
+    *,
+    scale_order: str | None = None,
+) -> torch.Tensor:
+    """Compute ``A[..., K] @ B[N, K].T (+ bias)`` in mxfp4 by the solution the tables choose.
 
-    from tunedgemm.ops.formats.scales import ShuffledScale
+    Args:
+        A, B: activations [..., K/2] (M rows in all) and weight [N, K/2], float4_e2m1fn_x2 or
+            uint8, the even element in the low nibble.
+        A_scale, B_scale: float8_e8m0fnu or uint8, shuffled by `shuffle_scale`: [ceil256(M),
+            ceil8(K/32)] and [ceil256(N), ceil8(K/32)]; or row-major: [M, K/32] and [N, K/32].
+        bias: [N] or [1, N] in bf16, fp16 or fp32, or absent.
+        dtype: of the output: bf16, fp16 or fp32; None for bf16.
+        alpha, beta: only 1 and 0.
+        bpreshuffle: whether B is shuffled, by `shuffle_weight` or `as_shuffled`.
+        apreshuffle: only False.
+        global_A_scale, global_B_scale: only None: they belong to nvfp4.
+        scale_order: ``aiter32x8`` for shuffled scales, ``row`` for row-major ones; None: as
+            their type or sizes tell.
 
-    scaled, bf16 = hot_function(serving, _OPERANDS, fields=(FIELD,)), torch.bfloat16
+    Returns:
+        A new tensor [..., N].
 
-    def gemm_a4w4(  # noqa: PLR0913, PLR0917 - AITER's arguments
-        A: torch.Tensor,
-        B: torch.Tensor,
-        A_scale: torch.Tensor,
-        B_scale: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        dtype: torch.dtype | None = bf16,
-        alpha: float | None = 1.0,
-        beta: float | None = 0.0,
-        bpreshuffle: bool | None = True,
-        apreshuffle: bool | None = False,
-        global_A_scale: torch.Tensor | None = None,
-        global_B_scale: torch.Tensor | None = None,
-        *,
-        scale_order: str | None = None,
-    ) -> torch.Tensor:
-        """Compute ``A[..., K] @ B[N, K].T (+ bias)`` in mxfp4 by the solution the tables choose.
-
-        Args:
-            A, B: activations [..., K/2] (M rows in all) and weight [N, K/2], float4_e2m1fn_x2 or
-                uint8, the even element in the low nibble.
-            A_scale, B_scale: float8_e8m0fnu or uint8, shuffled by `shuffle_scale`: [ceil256(M),
-                ceil8(K/32)] and [ceil256(N), ceil8(K/32)]; or row-major: [M, K/32] and [N, K/32].
-            bias: [N] or [1, N] in bf16, fp16 or fp32, or absent.
-            dtype: of the output: bf16, fp16 or fp32; None for bf16.
-            alpha, beta: only 1 and 0.
-            bpreshuffle: whether B is shuffled, by `shuffle_weight` or `as_shuffled`.
-            apreshuffle: only False.
-            global_A_scale, global_B_scale: only None: they belong to nvfp4.
-            scale_order: ``aiter32x8`` for shuffled scales, ``row`` for row-major ones; None: as
-                their type or sizes tell.
-
-        Returns:
-            A new tensor [..., N].
-
-        Raises:
-            OperandError: shapes, dtypes, layouts or devices that do not fit each other, or an
-                argument of another value than it may have.
-        """
-        if alpha not in (1.0, None) or beta not in (0.0, None):
-            raise OperandError(f"{NAME}: alpha and beta are only taken as 1 and 0 (got alpha={alpha}, beta={beta}); scale the output")
-        if apreshuffle or global_A_scale is not None or global_B_scale is not None:
-            name = "apreshuffle" if apreshuffle else "global_A_scale" if global_A_scale is not None else "global_B_scale"
-            raise OperandError(f"{NAME}: {name} is not taken: activations are plain, and mxfp4 has no scale of the whole tensor")
-        if (getattr(B, "layout_name", "row") != "row") is not bpreshuffle:
-            scaled_fp4.check_preshuffle(NAME, B, bpreshuffle, "B")
-        if scale_order is None and A_scale.__class__ is ShuffledScale and B_scale.__class__ is ShuffledScale:
-            A_scale, B_scale, scale_order = A_scale.kept_plain, B_scale.kept_plain, SHUFFLED
-        return scaled(A, B, A_scale, B_scale, bias, scale_order, dtype)
-
-    return {"gemm_a4w4": gemm_a4w4}
+    Raises:
+        OperandError: shapes, dtypes, layouts or devices that do not fit each other, or an
+            argument of another value than it may have.
+    """
+    if alpha not in (1.0, None) or beta not in (0.0, None):
+        raise OperandError(f"{NAME}: alpha and beta are only taken as 1 and 0 (got alpha={alpha}, beta={beta}); scale the output")
+    if apreshuffle or global_A_scale is not None or global_B_scale is not None:
+        name = "apreshuffle" if apreshuffle else "global_A_scale" if global_A_scale is not None else "global_B_scale"
+        raise OperandError(f"{NAME}: {name} is not taken: activations are plain, and mxfp4 has no scale of the whole tensor")
+    if (getattr(B, "layout_name", "row") != "row") is not bpreshuffle:
+        scaled_fp4.check_preshuffle(NAME, B, bpreshuffle, "B")
+    if scale_order is None and A_scale.__class__ is ShuffledScale and B_scale.__class__ is ShuffledScale:
+        A_scale, B_scale, scale_order = A_scale.kept_plain, B_scale.kept_plain, SHUFFLED
+    return hot(A, B, A_scale, B_scale, bias, scale_order, dtype)
 
 
-op = Op(
-    name=NAME,
+op = quantised.product_op(
+    _SCHEMA,
+    "AITER_CONFIG_GEMM_A4W4",
     operands=_OPERANDS,
     weights=(1, 3, 4),
-    columns=Columns(
-        tuned_file="a4w4_blockscale_tuned_gemm.csv",
-        untuned_file="a4w4_blockscale_untuned_gemm.csv",
-        variable="AITER_CONFIG_GEMM_A4W4",
-        values=quantised.VALUES,
-        **_SCHEMA.columns(),
-    ),
     shape_of=_shape_of,
     make_inputs=_make_inputs,
     reference=_reference,
-    tolerance=tolerance,
-    flops=quantised.flops,
     bytes_moved=_bytes_moved,
-    fake=quantised.fake,
     fields=stated_order,
     problem=scaled_fp4.domain(scaled_fp4.FP4[:1]).problem,
-    equivalent_shapes=_SCHEMA.equivalent_shapes,
     unbiased=unbiased,
     first_rows=_first_rows,
     examples=lambda: (
@@ -226,5 +192,5 @@ op = Op(
         _example(64, 7168, 18432, layout="row"),
     ),
     functions=("gemm_a4w4",),
-    entry=_entry,
+    entry=public(gemm_a4w4, _OPERANDS, (FIELD,)),
 )

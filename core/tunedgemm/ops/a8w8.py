@@ -13,7 +13,7 @@ float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -22,10 +22,10 @@ from tunedgemm.dtype import FP8, dtype_bits, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised
 from tunedgemm.ops.domain import Domain
-from tunedgemm.ops.hot import hot_function
+from tunedgemm.ops.hot import BF16, hot, public
 from tunedgemm.ops.layout import plain_layout, shuffled_layout
-from tunedgemm.ops.op import Call, Columns, Op, Serving, unbiased
-from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
+from tunedgemm.ops.op import Op, unbiased
+from tunedgemm.ops.product import exact_dtype, exact_product
 from tunedgemm.ops.schema import BIAS, MNK, Column, Dtype, Schema, ShuffledLayout, Word
 from tunedgemm.shape import Shape
 
@@ -80,7 +80,6 @@ def _shaper(op: str, layout_of: Callable[[torch.Tensor], str]) -> Callable[..., 
         otype: torch.dtype | None = None,
     ) -> Shape:
         """Return the shape of a call; raises OperandError for operands that do not fit each other."""
-        quantised.check_tensors(op, x=x, weight=weight, x_scale=x_scale, w_scale=w_scale)
         layout = layout_of(weight)
         quantised.check_matrices(op, x, weight)
         dtype = quantised.check_dtypes(op, x, weight, _DTYPES)
@@ -178,105 +177,81 @@ def _bytes_moved(shape: Shape) -> int:
     return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
 
 
-def _entry(serving: Serving) -> Mapping[str, Call]:
-    import torch
+def gemm_a8w8(
+    XQ: torch.Tensor,
+    WQ: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype | None = BF16,
+    splitK: int | None = None,
+) -> torch.Tensor:
+    """Compute ``(XQ[..., K] @ WQ[N, K].T) * x_scale * w_scale (+ bias)`` by the tables' solution.
 
-    scaled, bf16 = hot_function(serving, _OPERANDS), torch.bfloat16
+    Args:
+        XQ, WQ: activations, any leading dimensions (M rows in all), and weight: both int8 or
+            both of one fp8 e4m3.
+        x_scale, w_scale: float32: M values as [M], [M, 1] or [..., 1] and N values as [N],
+            [N, 1] or [1, N]; or one value each.
+        bias: [N] or [1, N] in bf16, fp16 or fp32, or absent.
+        dtype: of the output: bf16, fp16 or fp32; None for bf16.
+        splitK: accepted as AITER does and not used: the table decides.
 
-    def gemm_a8w8(
-        XQ: torch.Tensor,
-        WQ: torch.Tensor,
-        x_scale: torch.Tensor,
-        w_scale: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        dtype: torch.dtype | None = bf16,
-        splitK: int | None = None,
-    ) -> torch.Tensor:
-        """Compute ``(XQ[..., K] @ WQ[N, K].T) * x_scale * w_scale (+ bias)`` by the tables' solution.
+    Returns:
+        A new tensor [..., N].
 
-        Args:
-            XQ, WQ: activations, any leading dimensions (M rows in all), and weight: both int8 or
-                both of one fp8 e4m3.
-            x_scale, w_scale: float32: M values as [M], [M, 1] or [..., 1] and N values as [N],
-                [N, 1] or [1, N]; or one value each.
-            bias: [N] or [1, N] in bf16, fp16 or fp32, or absent.
-            dtype: of the output: bf16, fp16 or fp32; None for bf16.
-            splitK: accepted as AITER does and not used: the table decides.
-
-        Returns:
-            A new tensor [..., N].
-
-        Raises:
-            OperandError: shapes, dtypes, layouts or devices that do not fit each other.
-        """
-        del splitK
-        return scaled(XQ, WQ, x_scale, w_scale, bias, dtype)
-
-    return {"gemm_a8w8": gemm_a8w8, "gemm_a8w8_CK": gemm_a8w8}
+    Raises:
+        OperandError: shapes, dtypes, layouts or devices that do not fit each other.
+    """
+    del splitK
+    return hot(XQ, WQ, x_scale, w_scale, bias, dtype)
 
 
-def _entry_bpreshuffle(serving: Serving) -> Mapping[str, Call]:
-    import torch
+def gemm_a8w8_bpreshuffle(
+    XQ: torch.Tensor,
+    WQ: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype | None = BF16,
+    check: bool = False,
+) -> torch.Tensor:
+    """Compute ``(XQ[..., K] @ WQ[N, K].T) * x_scale * w_scale (+ bias)`` of a shuffled weight.
 
-    scaled, bf16 = hot_function(serving, _OPERANDS), torch.bfloat16
+    Args:
+        XQ: activations, int8 or fp8 e4m3, any leading dimensions (M rows in all).
+        WQ: of the same dtype, as `shuffle_weight` or `as_shuffled` gives it; AITER's kernels
+            want (16, 16).
+        x_scale, w_scale: float32: M values as [M], [M, 1] or [..., 1] and N values as [N], [N,
+            1] or [1, N]; or one value each.
+        bias: [N] or [1, N] in bf16, fp16 or fp32, or absent.
+        dtype: of the output: bf16, fp16 or fp32; None for bf16.
+        check: accepted as AITER does and not used: operands are always checked.
 
-    def gemm_a8w8_bpreshuffle(
-        XQ: torch.Tensor,
-        WQ: torch.Tensor,
-        x_scale: torch.Tensor,
-        w_scale: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        dtype: torch.dtype | None = bf16,
-        check: bool = False,
-    ) -> torch.Tensor:
-        """Compute ``(XQ[..., K] @ WQ[N, K].T) * x_scale * w_scale (+ bias)`` of a shuffled weight.
+    Returns:
+        A new tensor [..., N].
 
-        Args:
-            XQ: activations, int8 or fp8 e4m3, any leading dimensions (M rows in all).
-            WQ: of the same dtype, as `shuffle_weight` or `as_shuffled` gives it; AITER's kernels
-                want (16, 16).
-            x_scale, w_scale: float32: M values as [M], [M, 1] or [..., 1] and N values as [N], [N,
-                1] or [1, N]; or one value each.
-            bias: [N] or [1, N] in bf16, fp16 or fp32, or absent.
-            dtype: of the output: bf16, fp16 or fp32; None for bf16.
-            check: accepted as AITER does and not used: operands are always checked.
-
-        Returns:
-            A new tensor [..., N].
-
-        Raises:
-            OperandError: shapes, dtypes, layouts or devices that do not fit each other.
-        """
-        del check
-        return scaled(XQ, WQ, x_scale, w_scale, bias, dtype)
-
-    return {"gemm_a8w8_bpreshuffle": gemm_a8w8_bpreshuffle, "gemm_a8w8_ASM": gemm_a8w8_bpreshuffle}
+    Raises:
+        OperandError: shapes, dtypes, layouts or devices that do not fit each other.
+    """
+    del check
+    return hot(XQ, WQ, x_scale, w_scale, bias, dtype)
 
 
-def _op(schema: Schema, variable: str, layout_of: Callable[[torch.Tensor], str], values: tuple[str, ...], **fields: Any) -> Op:
+def _op(schema: Schema, variable: str, layout_of: Callable[[torch.Tensor], str], **fields: Any) -> Op:
     """Return the op of a schema; *layout_of* as for `_shaper`, *fields* are those in which the two differ."""
-    name, layouts = str(schema.fixed["op"]), "shuffled" if isinstance(schema.own[0], ShuffledLayout) else "row"
-    return Op(
-        name=name,
+    layouts = "shuffled" if isinstance(schema.own[0], ShuffledLayout) else "row"
+    return quantised.product_op(
+        schema,
+        variable,
         operands=_OPERANDS,
         weights=(1, 3, 4),
-        columns=Columns(
-            tuned_file=f"{name}_tuned_gemm.csv",
-            untuned_file=f"{name}_untuned_gemm.csv",
-            variable=variable,
-            values=values,
-            **schema.columns(),
-        ),
-        shape_of=_shaper(name, layout_of),
+        shape_of=_shaper(str(schema.fixed["op"]), layout_of),
         make_inputs=_make_inputs,
         reference=_reference,
-        tolerance=tolerance,
-        flops=quantised.flops,
         bytes_moved=_bytes_moved,
-        fake=quantised.fake,
         problem=Domain(_DTYPES, quantised.OUTDTYPES, quantised.BIAS_DTYPES, _KINDS, layouts).problem,
         canonical=_canonical,
-        equivalent_shapes=schema.equivalent_shapes,
         unbiased=unbiased,
         first_rows=_first_rows,
         **fields,
@@ -291,7 +266,6 @@ a8w8 = _op(
     _PLAIN,
     "AITER_CONFIG_GEMM_A8W8",
     lambda weight: plain_layout("a8w8", weight, "gemm_a8w8_bpreshuffle"),
-    quantised.VALUES,
     examples=lambda: (
         _plain(1, 1280, 4096),  # decoding one token
         _plain(127, 256, 512, **_FN),  # a prime M
@@ -312,14 +286,14 @@ a8w8 = _op(
         _plain(16, 7168, 16384, scale="tensor", **_FN),
     ),
     functions=("gemm_a8w8", "gemm_a8w8_CK"),
-    entry=_entry,
+    entry=public(gemm_a8w8, _OPERANDS),
 )
 
 a8w8_bpreshuffle = _op(
     _SHUFFLED,
     "AITER_CONFIG_GEMM_A8W8_BPRESHUFFLE",
     lambda weight: shuffled_layout("a8w8_bpreshuffle", weight, "(16, 16)", "gemm_a8w8"),
-    ("libtype", *quantised.VALUES),
+    values=("libtype", *quantised.VALUES),
     examples=lambda: (
         _shuffled(1, 1280, 4096),  # decoding one token
         _shuffled(127, 256, 512, **_INT8),  # a prime M
@@ -340,5 +314,5 @@ a8w8_bpreshuffle = _op(
         _shuffled(16, 7168, 16384),
     ),
     functions=("gemm_a8w8_bpreshuffle", "gemm_a8w8_ASM"),
-    entry=_entry_bpreshuffle,
+    entry=public(gemm_a8w8_bpreshuffle, _OPERANDS),
 )

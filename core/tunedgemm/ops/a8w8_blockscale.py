@@ -17,17 +17,16 @@ makes it (AITER's quantisation with ``transpose_scale=True``).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.dtype import FP8, dtype_bits, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised
 from tunedgemm.ops.domain import Domain
-from tunedgemm.ops.hot import hot_function
+from tunedgemm.ops.hot import BF16, hot, public
 from tunedgemm.ops.layout import plain_layout, shuffled_layout
-from tunedgemm.ops.op import Call, Columns, Op, Serving
-from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
+from tunedgemm.ops.op import Op
+from tunedgemm.ops.product import exact_dtype, exact_product
 from tunedgemm.ops.scale_order import (
     BLOCK,
     FIELD,
@@ -122,7 +121,6 @@ def _shape_of(
     x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor, *, otype: torch.dtype | None = None
 ) -> Shape:
     """Return the shape of a call; raises OperandError for operands that do not fit each other."""
-    quantised.check_tensors("a8w8_blockscale", x=x, weight=weight, x_scale=x_scale, w_scale=w_scale)
     layout = plain_layout("a8w8_blockscale", weight, "gemm_a8w8_blockscale_bpreshuffle")
     shape = _blocks_shape("a8w8_blockscale", layout, (x, weight, x_scale, w_scale), otype)
     order = order_of("a8w8_blockscale", x_scale, shape.m)
@@ -145,51 +143,41 @@ def _equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
     return tuple(form for shape, order in zip(by_order, orders, strict=True) for form in (shape, with_order(plain, order)))
 
 
-def _entry(serving: Serving) -> Mapping[str, Call]:
-    import torch
+def gemm_a8w8_blockscale(
+    XQ: torch.Tensor,
+    WQ: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    dtype: torch.dtype | None = BF16,
+    isBpreshuffled: bool = False,
+) -> torch.Tensor:
+    """Compute ``XQ[..., K] @ WQ[N, K].T`` with block scales by the solution the tables choose.
 
-    scaled, bf16 = hot_function(serving, _OPERANDS), torch.bfloat16
+    Args:
+        XQ, WQ: activations, any leading dimensions (M rows in all), and weight, both of one fp8
+            e4m3.
+        x_scale: float32 [M, ceil(K/128)], or with the leading dimensions of XQ. Row-major,
+            M-major (strides (1, M)), or M-major with each column padded to 16 bytes (strides
+            (1, 4 * ceil(M/4))); none is copied.
+        w_scale: float32 [ceil(N/128), ceil(K/128)].
+        dtype: of the output: bf16, fp16 or fp32; None for bf16.
+        isBpreshuffled: only False; `gemm_a8w8_blockscale_bpreshuffle` takes shuffled weights.
 
-    def gemm_a8w8_blockscale(
-        XQ: torch.Tensor,
-        WQ: torch.Tensor,
-        x_scale: torch.Tensor,
-        w_scale: torch.Tensor,
-        dtype: torch.dtype | None = bf16,
-        isBpreshuffled: bool = False,
-    ) -> torch.Tensor:
-        """Compute ``XQ[..., K] @ WQ[N, K].T`` with block scales by the solution the tables choose.
+    Returns:
+        A new tensor [..., N].
 
-        Args:
-            XQ, WQ: activations, any leading dimensions (M rows in all), and weight, both of one fp8
-                e4m3.
-            x_scale: float32 [M, ceil(K/128)], or with the leading dimensions of XQ. Row-major,
-                M-major (strides (1, M)), or M-major with each column padded to 16 bytes (strides
-                (1, 4 * ceil(M/4))); none is copied.
-            w_scale: float32 [ceil(N/128), ceil(K/128)].
-            dtype: of the output: bf16, fp16 or fp32; None for bf16.
-            isBpreshuffled: only False; `gemm_a8w8_blockscale_bpreshuffle` takes shuffled weights.
-
-        Returns:
-            A new tensor [..., N].
-
-        Raises:
-            OperandError: shapes, dtypes, layouts or devices that do not fit each other.
-        """
-        if isBpreshuffled:
-            raise OperandError(
-                "a8w8_blockscale: isBpreshuffled=True is not taken; call gemm_a8w8_blockscale_bpreshuffle for shuffled weights"
-            )
-        return scaled(XQ, WQ, x_scale, w_scale, dtype)
-
-    return {"gemm_a8w8_blockscale": gemm_a8w8_blockscale}
+    Raises:
+        OperandError: shapes, dtypes, layouts or devices that do not fit each other.
+    """
+    if isBpreshuffled:
+        raise OperandError("a8w8_blockscale: isBpreshuffled=True is not taken; call gemm_a8w8_blockscale_bpreshuffle for shuffled weights")
+    return hot(XQ, WQ, x_scale, w_scale, dtype)
 
 
 def _shape_of_bpreshuffle(
     x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor, *, otype: torch.dtype | None = None
 ) -> Shape:
     """Return the shape of a call; raises OperandError for operands that do not fit each other."""
-    quantised.check_tensors("a8w8_blockscale_bpreshuffle", x=x, weight=weight, x_scale=x_scale, w_scale=w_scale)
     layout = shuffled_layout("a8w8_blockscale_bpreshuffle", weight, "(16, 16)", "gemm_a8w8_blockscale")
     shape = _blocks_shape("a8w8_blockscale_bpreshuffle", layout, (x, weight, x_scale, w_scale), otype)
     if not x_scale.is_contiguous():
@@ -226,45 +214,38 @@ def _first_rows_bpreshuffle(shape: Shape, operands: tuple[Any, ...], m: int) -> 
     return x.reshape(shape.m, shape.k)[:m].contiguous(), weight, transposed_scale(scales), w_scale
 
 
-def _entry_bpreshuffle(serving: Serving) -> Mapping[str, Call]:
-    import torch
+def gemm_a8w8_blockscale_bpreshuffle(
+    XQ: torch.Tensor,
+    WQ: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    dtype: torch.dtype | None = BF16,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Compute ``XQ[..., K] @ WQ[N, K].T`` of fp8 operands with block scales and a shuffled weight.
 
-    scaled, bf16 = hot_function(serving, _OPERANDS), torch.bfloat16
+    Args:
+        XQ: activations in fp8 e4m3, any leading dimensions (M rows in all).
+        WQ: of the same dtype, as `shuffle_weight` or `as_shuffled` gives it; AITER's kernels
+            want (16, 16).
+        x_scale: float32 [M, ceil(K/128)], its memory holding the transpose: contiguous, as
+            `transposed_scale` gives it, or with the strides (1, M).
+        w_scale: float32 [ceil(N/128), ceil(K/128)].
+        dtype: of the output: bf16, fp16 or fp32; None for bf16.
+        out: only None: the output is always new.
 
-    def gemm_a8w8_blockscale_bpreshuffle(
-        XQ: torch.Tensor,
-        WQ: torch.Tensor,
-        x_scale: torch.Tensor,
-        w_scale: torch.Tensor,
-        dtype: torch.dtype | None = bf16,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Compute ``XQ[..., K] @ WQ[N, K].T`` of fp8 operands with block scales and a shuffled weight.
+    Returns:
+        A new tensor [..., N].
 
-        Args:
-            XQ: activations in fp8 e4m3, any leading dimensions (M rows in all).
-            WQ: of the same dtype, as `shuffle_weight` or `as_shuffled` gives it; AITER's kernels
-                want (16, 16).
-            x_scale: float32 [M, ceil(K/128)], its memory holding the transpose: contiguous, as
-                `transposed_scale` gives it, or with the strides (1, M).
-            w_scale: float32 [ceil(N/128), ceil(K/128)].
-            dtype: of the output: bf16, fp16 or fp32; None for bf16.
-            out: only None: the output is always new.
-
-        Returns:
-            A new tensor [..., N].
-
-        Raises:
-            OperandError: shapes, dtypes, layouts or devices that do not fit each other, or an
-                *out*.
-        """
-        if out is not None:
-            raise OperandError("a8w8_blockscale_bpreshuffle: out is not taken, the output is a new tensor; call out.copy_(…) with it")
-        if isinstance(x_scale, torch.Tensor) and not x_scale.is_contiguous() and x_scale.dim() == 2 and x_scale.t().is_contiguous():
-            x_scale = x_scale.t().view(x_scale.shape)  # the strides (1, M) say what the memory is
-        return scaled(XQ, WQ, x_scale, w_scale, dtype)
-
-    return {"gemm_a8w8_blockscale_bpreshuffle": gemm_a8w8_blockscale_bpreshuffle}
+    Raises:
+        OperandError: shapes, dtypes, layouts or devices that do not fit each other, or an
+            *out*.
+    """
+    if out is not None:
+        raise OperandError("a8w8_blockscale_bpreshuffle: out is not taken, the output is a new tensor; call out.copy_(…) with it")
+    if isinstance(x_scale, torch.Tensor) and not x_scale.is_contiguous() and x_scale.dim() == 2 and x_scale.t().is_contiguous():
+        x_scale = x_scale.t().view(x_scale.shape)  # the strides (1, M) say what the memory is
+    return hot(XQ, WQ, x_scale, w_scale, dtype)
 
 
 def _order_problem(shape: Shape) -> str:
@@ -274,7 +255,7 @@ def _order_problem(shape: Shape) -> str:
 
 def _op(schema: Schema, variable: str, **fields: Any) -> Op:
     """Return the op of a schema; *fields* are those in which the two differ."""
-    name, is_plain = str(schema.fixed["op"]), schema is _PLAIN
+    is_plain = schema is _PLAIN
     domain = Domain(
         quantised.FP8,
         quantised.OUTDTYPES,
@@ -283,21 +264,13 @@ def _op(schema: Schema, variable: str, **fields: Any) -> Op:
         optional=(FIELD,) if is_plain else (),
         further=_order_problem,
     )
-    return Op(
-        name=name,
+    return quantised.product_op(
+        schema,
+        variable,
+        values=("libtype", *quantised.VALUES),
         operands=_OPERANDS,
         weights=(1, 3),
-        columns=Columns(
-            tuned_file=f"{name}_tuned_gemm.csv",
-            untuned_file=f"{name}_untuned_gemm.csv",
-            variable=variable,
-            values=("libtype", *quantised.VALUES),
-            **schema.columns(),
-        ),
-        tolerance=tolerance,
-        flops=quantised.flops,
         bytes_moved=_bytes_moved,
-        fake=quantised.fake,
         problem=domain.problem,
         **fields,
     )
@@ -341,7 +314,7 @@ a8w8_blockscale = _op(
         _plain(4099, 2112, 1408, scale_order=M_MAJOR_PADDED),
     ),
     functions=("gemm_a8w8_blockscale",),
-    entry=_entry,
+    entry=public(gemm_a8w8_blockscale, _OPERANDS),
 )
 
 a8w8_blockscale_bpreshuffle = _op(
@@ -371,5 +344,5 @@ a8w8_blockscale_bpreshuffle = _op(
         _shuffled(64, 7168, 18432),
     ),
     functions=("gemm_a8w8_blockscale_bpreshuffle",),
-    entry=_entry_bpreshuffle,
+    entry=public(gemm_a8w8_blockscale_bpreshuffle, _OPERANDS),
 )

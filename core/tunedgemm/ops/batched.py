@@ -15,11 +15,11 @@ from tunedgemm.dtype import dtype_bits, short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import quantised
 from tunedgemm.ops.domain import Domain
-from tunedgemm.ops.hot import hot_function
+from tunedgemm.ops.hot import BF16, Serving, hot, hot_function, public
 from tunedgemm.ops.layout import plain_layout
-from tunedgemm.ops.op import Arguments, Call, Columns, Op, Serving
+from tunedgemm.ops.op import Function, Op
 from tunedgemm.ops.padded_m import exact
-from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
+from tunedgemm.ops.product import exact_dtype, exact_product
 from tunedgemm.ops.schema import BIAS, MNK, Dtype, Schema, Size
 from tunedgemm.shape import Shape
 
@@ -78,11 +78,7 @@ def _check_operands(op: str, dtypes: tuple[str, ...], x: torch.Tensor, weight: t
 
     Raises OperandError where they do not fit each other.
     """
-    import torch
-
     operands = f"x {quantised.describe(x)}, weight {quantised.describe(weight)}"
-    if not isinstance(x, torch.Tensor) or not isinstance(weight, torch.Tensor):
-        raise OperandError(f"{op}: x and weight must be tensors ({operands})")
     plain_layout(op, weight)
     if x.dim() != 3 or weight.dim() != 3:
         raise OperandError(f"{op}: x must be 3-D [B, M, K] and the weight 3-D [B, N, K] ({operands})")
@@ -109,24 +105,21 @@ def _bias_dtype_of(op: str, bias: torch.Tensor | None, batches: int, n: int, dev
     """
     if bias is None:
         return ""
-    import torch
-
     allowed = [table_text(short) for short in quantised.BIAS_DTYPES]
-    fits = isinstance(bias, torch.Tensor) and tuple(bias.shape) in ((batches, n), (batches, 1, n)) and bias.device == device
+    fits = tuple(bias.shape) in ((batches, n), (batches, 1, n)) and bias.device == device
     if not fits or str(bias.dtype) not in allowed:
         wanted = f"[{batches}, {n}] or [{batches}, 1, {n}] on {device}, {', '.join(allowed)}"
         raise OperandError(f"{op}: bias must be {wanted} (got {quantised.describe(bias)})")
     return short_dtype(bias.dtype)
 
 
-def _check_scale(op: str, name: str, scale: Any, shapes: tuple[tuple[int, ...], ...], device: torch.device) -> None:
+def _check_scale(op: str, name: str, scale: torch.Tensor, shapes: tuple[tuple[int, ...], ...], device: torch.device) -> None:
     """Raise OperandError for a scale that is not float32, of one of the *shapes*, on *device*."""
     import torch
 
-    is_tensor = isinstance(scale, torch.Tensor)
-    if not is_tensor or tuple(scale.shape) not in shapes or scale.dtype != torch.float32 or scale.device != device:
+    if tuple(scale.shape) not in shapes or scale.dtype != torch.float32 or scale.device != device:
         wanted = " or ".join(str(list(shape)) for shape in shapes)
-        hint = "; one value for all rows must be expanded" if is_tensor and scale.numel() == 1 else ""
+        hint = "; one value for all rows must be expanded" if scale.numel() == 1 else ""
         raise OperandError(f"{op}: {name} must be {wanted}, torch.float32 on {device} (got {quantised.describe(scale)}){hint}")
 
 
@@ -191,84 +184,63 @@ def _bytes_moved(shape: Shape) -> int:
     return int(shape["B"]) * (read + scales + bias + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
 
 
-def _entry_a8w8(serving: Serving) -> Mapping[str, Call]:
-    import torch
+def batched_gemm_a8w8(
+    XQ: torch.Tensor,
+    WQ: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype | None = BF16,
+    splitK: int | None = None,
+) -> torch.Tensor:
+    """Compute ``(XQ[B, M, K] @ WQ[B, N, K].mT) * x_scale * w_scale (+ bias)`` by the tables.
 
-    scaled, bf16 = hot_function(serving, _SCALED), torch.bfloat16
+    Args:
+        XQ, WQ: activations and weight, both int8 or both fp8.
+        x_scale: float32 [B, M, 1] or [B, M].
+        w_scale: float32 [B, 1, N], [B, N, 1] or [B, N].
+        bias: [B, N] or [B, 1, N] in bf16, fp16 or fp32, or absent.
+        dtype: of the output: bf16, fp16 or fp32; None for bf16.
+        splitK: accepted as AITER does and not used: the table decides.
 
-    def batched_gemm_a8w8(
-        XQ: torch.Tensor,
-        WQ: torch.Tensor,
-        x_scale: torch.Tensor,
-        w_scale: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        dtype: torch.dtype | None = bf16,
-        splitK: int | None = None,
-    ) -> torch.Tensor:
-        """Compute ``(XQ[B, M, K] @ WQ[B, N, K].mT) * x_scale * w_scale (+ bias)`` by the tables.
+    Returns:
+        A new tensor [B, M, N].
 
-        Args:
-            XQ, WQ: activations and weight, both int8 or both fp8.
-            x_scale: float32 [B, M, 1] or [B, M].
-            w_scale: float32 [B, 1, N], [B, N, 1] or [B, N].
-            bias: [B, N] or [B, 1, N] in bf16, fp16 or fp32, or absent.
-            dtype: of the output: bf16, fp16 or fp32; None for bf16.
-            splitK: accepted as AITER does and not used: the table decides.
-
-        Returns:
-            A new tensor [B, M, N].
-
-        Raises:
-            OperandError: shapes, dtypes or devices that do not fit each other.
-        """
-        del splitK
-        return scaled(XQ, WQ, x_scale, w_scale, bias, dtype)
-
-    return {"batched_gemm_a8w8": batched_gemm_a8w8, "batched_gemm_a8w8_CK": batched_gemm_a8w8}
+    Raises:
+        OperandError: shapes, dtypes or devices that do not fit each other.
+    """
+    del splitK
+    return hot(XQ, WQ, x_scale, w_scale, bias, dtype)
 
 
-def _entry_bf16(serving: Serving) -> Mapping[str, Call]:
-    import torch
+def batched_gemm_bf16(
+    XQ: torch.Tensor,
+    WQ: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype | None = BF16,
+    splitK: int | None = None,
+) -> torch.Tensor:
+    """Compute ``XQ[B, M, K] @ WQ[B, N, K].mT (+ bias[B, N])`` by the solution of the tables.
 
-    bf16 = torch.bfloat16
+    Args:
+        XQ, WQ: activations and weight, both bf16 or both fp16.
+        bias: [B, N] or [B, 1, N] in bf16, fp16 or fp32, or absent.
+        dtype: of the output: bf16, fp16 or fp32; None for that of XQ.
+        splitK: accepted as AITER does and not used: the table decides.
 
-    def batched_gemm_bf16(
-        XQ: torch.Tensor,
-        WQ: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        dtype: torch.dtype | None = bf16,
-        splitK: int | None = None,
-    ) -> torch.Tensor:
-        """Compute ``XQ[B, M, K] @ WQ[B, N, K].mT (+ bias[B, N])`` by the solution of the tables.
+    Returns:
+        A new tensor [B, M, N].
 
-        Args:
-            XQ, WQ: activations and weight, both bf16 or both fp16.
-            bias: [B, N] or [B, 1, N] in bf16, fp16 or fp32, or absent.
-            dtype: of the output: bf16, fp16 or fp32; None for that of XQ.
-            splitK: accepted as AITER does and not used: the table decides.
+    Raises:
+        OperandError: shapes, dtypes or devices that do not fit each other.
+    """
+    del splitK
+    return hot(XQ, WQ, bias, dtype)
 
-        Returns:
-            A new tensor [B, M, N].
 
-        Raises:
-            OperandError: shapes, dtypes or devices that do not fit each other.
-        """
-        del splitK
-        return hot(XQ, WQ, bias, dtype)
-
-    def arrange(
-        XQ: torch.Tensor,
-        WQ: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        dtype: torch.dtype | None = bf16,
-        splitK: int | None = None,
-    ) -> Arguments:
-        """Return the arguments of `batched_gemm_bf16` as those of `Serving.call`."""
-        del splitK
-        return (XQ, WQ, bias), dtype, {}
-
-    hot = hot_function(serving, ("XQ", "WQ", "bias?"), otype="dtype", general=batched_gemm_bf16, arrange=arrange)
-    return {"batched_gemm_bf16": hot, "batched_gemm_bf16_CK": hot}
+def _entry_bf16(serving: Serving) -> Mapping[str, Function]:
+    hot = hot_function(serving, ("XQ", "WQ", "bias?"), otype="dtype", general=batched_gemm_bf16)
+    return dict.fromkeys(serving.op.functions, hot)
 
 
 def _schema(op: str) -> Schema:
@@ -294,23 +266,16 @@ def _op(name: str, variable: str, **fields: Any) -> Op:
     domain = Domain(
         _DTYPES[name], quantised.OUTDTYPES, quantised.BIAS_DTYPES, (schema.fixed["scale"],), extra=("B",), further=_batches_problem
     )
-    return Op(
-        name=name,
-        columns=Columns(
-            tuned_file=f"{kind}_tuned_batched_gemm.csv",
-            untuned_file=f"{kind}_untuned_batched_gemm.csv",
-            variable=variable,
-            values=quantised.VALUES,
-            **schema.columns(),
-        ),
+    return quantised.product_op(
+        schema,
+        variable,
+        files=f"{kind}_{{}}_batched_gemm.csv",
         make_inputs=_make_inputs,
         reference=_reference,
-        tolerance=tolerance,
         flops=_flops,
         bytes_moved=_bytes_moved,
         fake=_fake,
         problem=domain.problem,
-        equivalent_shapes=schema.equivalent_shapes,
         padded_m=exact,
         first_rows=_first_rows,
         **fields,
@@ -341,7 +306,7 @@ a8w8 = _op(
         _a8w8(8, 1024, 4096, 4096, dtype="fp8_e4m3fn"),
     ),
     functions=("batched_gemm_a8w8", "batched_gemm_a8w8_CK"),
-    entry=_entry_a8w8,
+    entry=public(batched_gemm_a8w8, _SCALED),
 )
 
 bf16 = _op(

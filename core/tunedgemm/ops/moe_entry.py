@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import moe, moe_words
-from tunedgemm.ops.hot import hot_function
-from tunedgemm.ops.op import Call, Serving
+from tunedgemm.ops.hot import Serving, bound, hot, hot_function
+from tunedgemm.ops.op import Function
 from tunedgemm.ops.scale_order import SHUFFLED
 
 if TYPE_CHECKING:
     import torch
+
+    from tunedgemm.ops.formats.scales import ShuffledScale
 
 #: Names of the operands; see `tunedgemm.ops.fmoe`.
 OPERANDS = (
@@ -31,6 +33,10 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "shared_w1": (None,), "shared_w2": (None,), "shared_w1_scale": (None,), "shared_w2_scale": (None,),
     "shared_expert_id": (-1, None), "stage2_scatter": (None,),
 }  # fmt: skip
+
+
+#: The hot function with the biases, and with arguments that few calls have.
+hot_special = hot
 
 
 def _special(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,88 +70,81 @@ def _local(
     return hidden, scale, *moe.local_routing(weights, ids, mask, tokens, experts)
 
 
-def entry(serving: Serving) -> Mapping[str, Call]:
+def fused_moe(  # noqa: PLR0913, PLR0917 - AITER's signature
+    hidden_states: torch.Tensor,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weight: torch.Tensor,
+    topk_ids: torch.Tensor,
+    expert_mask: torch.Tensor | None = None,
+    activation: Any = moe_words.ActivationType.Silu,
+    quant_type: Any = moe_words.QuantType.No,
+    doweight_stage1: bool = False,
+    w1_scale: torch.Tensor | None = None,
+    w2_scale: torch.Tensor | None = None,
+    a1_scale: torch.Tensor | None = None,
+    a2_scale: torch.Tensor | None = None,
+    block_size_M: int | None = None,
+    num_local_tokens: torch.Tensor | None = None,
+    moe_sorting_dispatch_policy: int = 0,
+    dtype: torch.dtype | None = None,
+    hidden_pad: int = 0,
+    intermediate_pad: int = 0,
+    bias1: torch.Tensor | None = None,
+    bias2: torch.Tensor | None = None,
+    splitk: int = 0,
+    *,
+    scale_order: str | None = None,
+    **others: Any,
+) -> torch.Tensor:
+    """Compute a fused mixture of experts, [T, model_dim], by the solution that the tables choose.
+
+    Args:
+        hidden_states: [T, model_dim] in bf16 or fp16; or quantised, with a1_scale and dtype.
+        w1: [E, 2 * inter_dim, model_dim], of each expert the gate's rows and then those it
+            multiplies, or ungated [E, inter_dim, model_dim]; plain or shuffled.
+        w2: [E, model_dim, inter_dim], like w1; fp4x2 halves the last dimension of both.
+        topk_weight, topk_ids: [T, topk], float32 and int32; int64 is converted in each call.
+        expert_mask: [all experts], 1 for those whose weights are here; topk_ids count all, and
+            the last slot is AITER's spare one.
+        activation, quant_type: of `ActivationType` and `QuantType`, or AITER's.
+        doweight_stage1: multiply the routing weight into stage 1's product, not stage 2's.
+        w1_scale, w2_scale: float32 [E] for per_Tensor, [E, rows, 1] for per_Token, [E,
+            ceil(rows/128), ceil(cols/128)] for per_1x128; for per_1x32 e8m0 [E, rows, cols/32],
+            also shuffled by `shuffle_scale`, of int4 bf16 [E, cols/32, rows].
+        a1_scale, a2_scale: one float32 value for per_Tensor, or None. a1_scale of quantised
+            hidden states: one value, [T, 1], [T, model_dim/128] or e8m0 [T, model_dim/32].
+        num_local_tokens: one value, from which on rows of the output are zero.
+        dtype: of the output, bf16 or fp16; None for that of hidden_states.
+        block_size_M, moe_sorting_dispatch_policy, splitk, hidden_pad, intermediate_pad: not
+            used: the table decides, and the padding of weights is zero.
+        bias1, bias2: [E, rows of w1, the gate's first] and [E, model_dim], float.
+        scale_order: of e8m0 scales, ``aiter32x8`` or ``row``; None: by type or sizes.
+        others: AITER's swiglu_limit, beta, linear_beta and gate_mode.
+
+    Raises:
+        OperandError: operands that do not fit each other, or an argument not computed here.
+    """
+    del block_size_M, moe_sorting_dispatch_policy, splitk, hidden_pad, intermediate_pad
+    special = _special(others) if others else None
+    if (expert_mask is not None or num_local_tokens is not None) and isinstance(w1, torch.Tensor) and w1.dim():
+        local = (expert_mask, num_local_tokens, w1.shape[0])
+        hidden_states, a1_scale, topk_weight, topk_ids = _local(hidden_states, a1_scale, topk_weight, topk_ids, *local)
+    elif isinstance(topk_ids, torch.Tensor) and topk_ids.dtype is torch.int64:
+        topk_ids = topk_ids.to(torch.int32)
+    if scale_order is None and w1_scale.__class__ is ShuffledScale and w2_scale.__class__ is ShuffledScale:
+        w1_scale, w2_scale, scale_order = w1_scale.kept_plain, w2_scale.kept_plain, SHUFFLED
+    if special or bias1 is not None or bias2 is not None:
+        operands = (hidden_states, w1, w2, topk_weight, topk_ids, w1_scale, w2_scale, a1_scale, a2_scale, bias1, bias2)
+        fields = (activation, quant_type, doweight_stage1, expert_mask is not None, scale_order)
+        return hot_special(*operands, *fields, *((special or {}).get(name) for name in _SPECIAL), dtype)
+    return hot(
+        hidden_states, w1, w2, topk_weight, topk_ids, w1_scale, w2_scale, a1_scale, a2_scale,
+        activation, quant_type, doweight_stage1, expert_mask is not None, scale_order, dtype,
+    )  # fmt: skip
+
+
+def entry(serving: Serving) -> Mapping[str, Function]:
     """Make `fused_moe` over a dispatcher's launchers: `Op.entry`."""
-    routed = hot_function(serving, _USUAL, fields=_FIELDS)
-    return {"fused_moe": _function(routed, hot_function(serving, OPERANDS, fields=(*_FIELDS, *_SPECIAL)))}
-
-
-def _function(routed: Call, routed_specially: Call) -> Call:
-    import torch
-
-    from tunedgemm.ops.formats.scales import ShuffledScale
-
-    def fused_moe(  # noqa: PLR0913, PLR0917 - AITER's signature
-        hidden_states: torch.Tensor,
-        w1: torch.Tensor,
-        w2: torch.Tensor,
-        topk_weight: torch.Tensor,
-        topk_ids: torch.Tensor,
-        expert_mask: torch.Tensor | None = None,
-        activation: Any = moe_words.ActivationType.Silu,
-        quant_type: Any = moe_words.QuantType.No,
-        doweight_stage1: bool = False,
-        w1_scale: torch.Tensor | None = None,
-        w2_scale: torch.Tensor | None = None,
-        a1_scale: torch.Tensor | None = None,
-        a2_scale: torch.Tensor | None = None,
-        block_size_M: int | None = None,
-        num_local_tokens: torch.Tensor | None = None,
-        moe_sorting_dispatch_policy: int = 0,
-        dtype: torch.dtype | None = None,
-        hidden_pad: int = 0,
-        intermediate_pad: int = 0,
-        bias1: torch.Tensor | None = None,
-        bias2: torch.Tensor | None = None,
-        splitk: int = 0,
-        *,
-        scale_order: str | None = None,
-        **others: Any,
-    ) -> torch.Tensor:
-        """Compute a fused mixture of experts, [T, model_dim], by the solution that the tables choose.
-
-        Args:
-            hidden_states: [T, model_dim] in bf16 or fp16; or quantised, with a1_scale and dtype.
-            w1: [E, 2 * inter_dim, model_dim], of each expert the gate's rows and then those it
-                multiplies, or ungated [E, inter_dim, model_dim]; plain or shuffled.
-            w2: [E, model_dim, inter_dim], like w1; fp4x2 halves the last dimension of both.
-            topk_weight, topk_ids: [T, topk], float32 and int32; int64 is converted in each call.
-            expert_mask: [all experts], 1 for those whose weights are here; topk_ids count all, and
-                the last slot is AITER's spare one.
-            activation, quant_type: of `ActivationType` and `QuantType`, or AITER's.
-            doweight_stage1: multiply the routing weight into stage 1's product, not stage 2's.
-            w1_scale, w2_scale: float32 [E] for per_Tensor, [E, rows, 1] for per_Token, [E,
-                ceil(rows/128), ceil(cols/128)] for per_1x128; for per_1x32 e8m0 [E, rows, cols/32],
-                also shuffled by `shuffle_scale`, of int4 bf16 [E, cols/32, rows].
-            a1_scale, a2_scale: one float32 value for per_Tensor, or None. a1_scale of quantised
-                hidden states: one value, [T, 1], [T, model_dim/128] or e8m0 [T, model_dim/32].
-            num_local_tokens: one value, from which on rows of the output are zero.
-            dtype: of the output, bf16 or fp16; None for that of hidden_states.
-            block_size_M, moe_sorting_dispatch_policy, splitk, hidden_pad, intermediate_pad: not
-                used: the table decides, and the padding of weights is zero.
-            bias1, bias2: [E, rows of w1, the gate's first] and [E, model_dim], float.
-            scale_order: of e8m0 scales, ``aiter32x8`` or ``row``; None: by type or sizes.
-            others: AITER's swiglu_limit, beta, linear_beta and gate_mode.
-
-        Raises:
-            OperandError: operands that do not fit each other, or an argument not computed here.
-        """
-        del block_size_M, moe_sorting_dispatch_policy, splitk, hidden_pad, intermediate_pad
-        special = _special(others) if others else None
-        if (expert_mask is not None or num_local_tokens is not None) and isinstance(w1, torch.Tensor) and w1.dim():
-            local = (expert_mask, num_local_tokens, w1.shape[0])
-            hidden_states, a1_scale, topk_weight, topk_ids = _local(hidden_states, a1_scale, topk_weight, topk_ids, *local)
-        elif isinstance(topk_ids, torch.Tensor) and topk_ids.dtype is torch.int64:
-            topk_ids = topk_ids.to(torch.int32)
-        if scale_order is None and w1_scale.__class__ is ShuffledScale and w2_scale.__class__ is ShuffledScale:
-            w1_scale, w2_scale, scale_order = w1_scale.kept_plain, w2_scale.kept_plain, SHUFFLED
-        if special or bias1 is not None or bias2 is not None:
-            operands = (hidden_states, w1, w2, topk_weight, topk_ids, w1_scale, w2_scale, a1_scale, a2_scale, bias1, bias2)
-            fields = (activation, quant_type, doweight_stage1, expert_mask is not None, scale_order)
-            return routed_specially(*operands, *fields, *((special or {}).get(name) for name in _SPECIAL), dtype)
-        return routed(
-            hidden_states, w1, w2, topk_weight, topk_ids, w1_scale, w2_scale, a1_scale, a2_scale,
-            activation, quant_type, doweight_stage1, expert_mask is not None, scale_order, dtype,
-        )  # fmt: skip
-
-    return fused_moe
+    special = hot_function(serving, OPERANDS, fields=(*_FIELDS, *_SPECIAL))
+    return {"fused_moe": bound(fused_moe, hot=hot_function(serving, _USUAL, fields=_FIELDS), hot_special=special)}

@@ -47,11 +47,6 @@ def shape_of(  # noqa: PLR0913 - fields of the shape
     """
     import torch
 
-    if not 5 <= len(operands) <= len(_NAMES):
-        raise OperandError(f"fmoe: expected 5 to {len(_NAMES)} operands, {', '.join(_NAMES)} (got {len(operands)})")
-    for index, (name, operand) in enumerate(zip(_NAMES, operands, strict=False)):
-        if not isinstance(operand, torch.Tensor) and (index < 5 or operand is not None):
-            raise OperandError(f"fmoe: {name} must be a tensor (got {type(operand).__name__})")
     hidden, w1, w2, topk_weight, topk_ids = operands[:5]
     w1_scale, w2_scale, a1_scale, a2_scale, bias1, bias2 = (*operands[5:], *[None] * 6)[:6]
     act, kind = moe_words.act_word(activation), moe_words.quant_word(quant_type)

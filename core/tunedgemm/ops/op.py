@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from tunedgemm.errors import ShapeError
 from tunedgemm.ops.domain import no_problem, size_problem
+from tunedgemm.ops.key import key_function
 from tunedgemm.ops.padded_m import padded
 from tunedgemm.shape import Shape
 
@@ -18,43 +20,14 @@ if TYPE_CHECKING:
     import torch
 
 
-#: A launcher, or a function that takes its place.
-Call = Callable[..., "torch.Tensor"]
+#: A launcher's call, or a function that takes its place.
+Function = Callable[..., "torch.Tensor"]
 
 #: The arguments of `Serving.call`: operands in the op's order, output dtype or None, op's fields.
 Arguments = tuple[tuple["torch.Tensor | None", ...], "torch.dtype | None", dict[str, Any]]
 
 #: Maps the arguments of a hot function to those of `Serving.call`, in Python that compilers trace.
 ArgumentOrder = Callable[..., Arguments]
-
-
-class Serving(Protocol):
-    """Launchers of one op by cache key, and the ways to one that is not cached yet.
-
-    `tunedgemm.dispatch.dispatcher.Dispatcher` implements and documents it.
-    """
-
-    op: Op
-    launchers: dict[tuple[Any, ...], Call]
-
-    def call(self, *operands: torch.Tensor | None, otype: torch.dtype | None = None, **fields: Any) -> torch.Tensor:
-        """Serve a call of any operands."""
-
-    def resolve(
-        self, key: tuple[Any, ...] | None, operands: tuple[Any, ...], otype: torch.dtype | None = None, **fields: Any
-    ) -> torch.Tensor:
-        """Serve a call whose key is new."""
-
-    def demote(
-        self, error: BaseException, call: Call, key: tuple[Any, ...], operands: tuple[Any, ...], otype: Any = None, **fields: Any
-    ) -> torch.Tensor:
-        """Serve a call whose launcher raised."""
-
-    def preferred(self, x: Any, weight: Any, shuffled_weight: Any, *rest: Any, otype: torch.dtype | None = None) -> Any:
-        """Choose between a plain weight and its shuffled copy."""
-
-    def hot(self, inner: Call, arrange: ArgumentOrder) -> Call:
-        """Register a function that reads addresses; returns it."""
 
 
 @attrs.frozen
@@ -177,8 +150,8 @@ class Op:
             last.
         weights: positions of the operands that a model keeps, and that are cold when a layer runs.
         columns: the format of its tables.
-        shape_of: the operands and the output dtype (or None) to a Shape; raises OperandError for
-            operands that do not form the op.
+        shape_of: tensors and the output dtype (or None) to a Shape; raises OperandError for those
+            that do not form the op. `Call` has checked their number and types.
         make_inputs: (shape, torch device, seed) to random operands, absent trailing ones left out.
         reference: (shape, operands) to the exact result in float32 or float64, computed from the
             operands as given.
@@ -212,8 +185,8 @@ class Op:
         factors: a Shape to the operands that enter the result as products; by default one, of the
             activations and the weights or their scales.
         functions: names of the op's public functions.
-        entry: a dispatcher to those functions by name; an op without one is called by
-            ``tunedgemm.call``.
+        entry: a dispatcher (`tunedgemm.ops.hot.Serving`) to those functions by name; an op without
+            one is called by ``tunedgemm.call``.
     """
 
     name: str
@@ -241,7 +214,7 @@ class Op:
     _large: Callable[[], tuple[Shape, ...]] = tuple
     factors: Callable[[Shape], tuple[Factors, ...]] = attrs.field()
     functions: tuple[str, ...] = ()
-    entry: Callable[[Serving], Mapping[str, Call]] | None = None
+    entry: Callable[[Any], Mapping[str, Function]] | None = None
 
     def __attrs_post_init__(self) -> None:
         parse = self.columns.parse
@@ -272,6 +245,23 @@ class Op:
     def matrices(self) -> tuple[int, ...]:
         """Return the positions of the weights proper, without their scales and biases."""
         return tuple(index for index in self.weights if not any(word in self.operands[index] for word in ("scale", "bias")))
+
+    @functools.cached_property
+    def key_of(self) -> Callable[..., Any]:
+        """Return the function of the cache keys of launchers; see `tunedgemm.ops.key.key_function`."""
+        return key_function(self.operands, self.matrices)
+
+    @functools.cached_property
+    def sizes_of(self) -> Callable[..., Any]:
+        """Return the function of the keys of choices, which hold wherever the operands are in memory."""
+        return key_function(self.operands, self.matrices, reads_memory=False)
+
+    @functools.cached_property
+    def field_names(self) -> frozenset[str]:
+        """Return the names of the arguments of `shape_of` other than operands and otype."""
+        parameters = inspect.signature(self.shape_of).parameters
+        operands = {name.removesuffix("?") for name in self.operands}
+        return frozenset(name for name, each in parameters.items() if each.kind is not each.VAR_POSITIONAL) - operands - {"otype"}
 
     @factors.default
     def _one_product(self) -> Callable[[Shape], tuple[Factors, ...]]:

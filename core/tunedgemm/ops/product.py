@@ -1,8 +1,8 @@
-"""Compute the exact product for references, and bound the error of others."""
+"""Compute the exact product for references, bound the error of others, and make empty outputs."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tunedgemm.ops.op import Tolerance
 from tunedgemm.shape import Shape
@@ -38,6 +38,11 @@ def tolerance(shape: Shape) -> Tolerance:
     if shape.outdtype == "fp32" and shape.dtype.startswith("fp8"):
         return _FP8_IN_FP32
     return TOLERANCES[shape.outdtype]
+
+
+def fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | None = None) -> torch.Tensor:
+    """Make an empty output [..., N], by default in the dtype of x."""
+    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=otype or x.dtype)
 
 
 def exact_dtype(m: int, n: int, k: int) -> torch.dtype:

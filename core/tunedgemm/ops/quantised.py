@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from tunedgemm.dtype import short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops.layout import transposed_hint
+from tunedgemm.ops.op import Columns, Op
+from tunedgemm.ops.product import tolerance
 from tunedgemm.ops.schema import Dtype, Schema
 from tunedgemm.shape import Shape
 
@@ -36,6 +38,23 @@ def fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | No
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=otype or torch_dtype(OUTDTYPES[0]))
 
 
+def product_op(schema: Schema, variable: str, *, files: str = "", values: tuple[str, ...] = VALUES, **fields: Any) -> Op:
+    """Return the op of a schema.
+
+    Args:
+        schema: its fixed field ``op`` is the name.
+        variable: the environment variable that names other tables.
+        files: name of AITER's files, with ``{}`` for the word tuned or untuned.
+        values: columns behind the key.
+        fields: the other fields of `Op`; some have defaults here.
+    """
+    name = str(schema.fixed["op"])
+    files = files or f"{name}_{{}}_gemm.csv"
+    columns = Columns(files.format("tuned"), files.format("untuned"), variable, values=values, **schema.columns())
+    usual = {"tolerance": tolerance, "flops": flops, "fake": fake, "equivalent_shapes": schema.equivalent_shapes}
+    return Op(name=name, columns=columns, **{**usual, **fields})
+
+
 def names_of(dtypes: tuple[str, ...]) -> str:
     """Join short dtypes for a message."""
     return ", ".join(map(table_text, dtypes))
@@ -50,24 +69,9 @@ def example_of(schema: Schema, sizes: Sequence[str] = "MNK") -> Callable[..., Sh
     return example
 
 
-def describe(operand: Any) -> str:
-    """Describe an operand in a message: sizes, dtype and device; of something else its type."""
-    import torch
-
-    return f"{tuple(operand.shape)} {operand.dtype} on {operand.device}" if isinstance(operand, torch.Tensor) else type(operand).__name__
-
-
-def check_tensors(op: str, **operands: Any) -> None:
-    """Check that the operands of every call are tensors.
-
-    Raises:
-        OperandError: one is missing or something else.
-    """
-    import torch
-
-    for name, operand in operands.items():
-        if not isinstance(operand, torch.Tensor):
-            raise OperandError(f"{op}: {name} must be a tensor (got {operand!r})")
+def describe(operand: torch.Tensor) -> str:
+    """Describe an operand in a message: sizes, dtype and device."""
+    return f"{tuple(operand.shape)} {operand.dtype} on {operand.device}"
 
 
 def check_matrices(op: str, x: torch.Tensor, weight: torch.Tensor, packed: int = 1) -> None:
@@ -162,9 +166,8 @@ def bias_dtype_of(op: str, bias: torch.Tensor | None, n: int, device: torch.devi
     """
     if bias is None:
         return ""
-    import torch
 
-    fits = isinstance(bias, torch.Tensor) and tuple(bias.shape) in ((n,), (1, n)) and bias.device == device
+    fits = tuple(bias.shape) in ((n,), (1, n)) and bias.device == device
     if not fits or str(bias.dtype) not in map(table_text, BIAS_DTYPES):
         raise OperandError(f"{op}: bias must be [{n}] or [1, {n}], {names_of(BIAS_DTYPES)} on {device} (got {describe(bias)})")
     return short_dtype(bias.dtype)

@@ -15,6 +15,7 @@ from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised
 from tunedgemm.ops.domain import Domain
 from tunedgemm.ops.e8m0 import E8m0Scale, e8m0_order, shuffled_sizes
+from tunedgemm.ops.layout import layout_of
 from tunedgemm.ops.scale_order import E8M0_ORDERS, FIELD, ROW, field_of, scale_order, usual_order, with_order
 from tunedgemm.ops.scale_order import SHUFFLED as SHUFFLED_SCALES
 from tunedgemm.ops.schema import BIAS, Word
@@ -29,16 +30,6 @@ _E8M0 = ("e8m0", "uint8")
 SHUFFLED = "aiter16x16"
 #: Elements of K that share a scale.
 GROUP = 32
-
-
-def check_k(op: str, k: int) -> None:
-    """Check that scales divide K.
-
-    Raises:
-        OperandError: they do not.
-    """
-    if k % GROUP:
-        raise OperandError(f"{op}: K must be a multiple of {GROUP}, which share a scale (got K={k}); pad x and the weight with zeros")
 
 
 def domain(dtypes: tuple[str, ...]) -> Domain:
@@ -58,22 +49,38 @@ def _scales_problem(shape: Shape) -> str:
 OWN = (quantised.OUTDTYPE, BIAS, Word(FIELD, FIELD, usual_order, spare=True, allowed=E8M0_ORDERS))
 
 
-def shape_with_scales(shape: Shape, stated: str | None, device: torch.device, x_shape: tuple[int, ...], **scales: torch.Tensor) -> Shape:
+def shape_of(
+    op: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    k: int,
+    dtypes: tuple[str, str],
+    stated: str | None,
+    **scales: torch.Tensor,
+) -> Shape:
     """Return a call's shape with the order of its e8m0 scales.
 
     Args:
-        shape: of a call with the usual order.
+        op, x, weight, bias: of the call, whose dtypes and sizes are checked.
+        k: elements of K.
+        dtypes: of the activations and the output.
         stated: the order that the caller states, None for none.
-        x_shape: leading dimensions of x, which x_scale may have.
         scales: x_scale and w_scale, or the latter.
 
     Raises:
-        OperandError: a scale of other sizes, dtype or device, or no order is certain.
+        OperandError: a bias or scale of other sizes, dtype or device, or no order is certain.
     """
+    layout, n = layout_of(op, weight), weight.shape[0]
+    if k % GROUP:
+        raise OperandError(f"{op}: K must be a multiple of {GROUP}, which share a scale (got K={k}); pad x and the weight with zeros")
+    bias_dtype = quantised.bias_dtype_of(op, bias, n, x.device)
+    epilogue, device = "bias" if bias_dtype else "none", x.device
+    shape = Shape(op, quantised.rows_of(x), n, k, *dtypes, epilogue, bias_dtype, scale="block", layout=layout)
     groups, checked = shape.k // GROUP, []
     for name, scale in scales.items():
         rows = shape.m if name == "x_scale" else shape.n
-        leading = ((*x_shape, groups),) if name == "x_scale" else ()
+        leading = ((*x.shape[:-1], groups),) if name == "x_scale" else ()
         checked.append(E8m0Scale(name, scale, ((rows, groups), *leading), (shuffled_sizes(rows, groups),)))
     order = e8m0_order(shape.op, tuple(checked), shape.layout, stated) or usual_order(shape)
     for each in checked:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import attrs
 
-from tunedgemm import __version__
 from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.registry import Registry, tie_order
 from tunedgemm.device import Device
@@ -28,6 +27,7 @@ from tunedgemm.tuner.processes import Terminated, stopped_by_sigterm
 from tunedgemm.tuner.select import select_pin
 from tunedgemm.tuner.store import MISSING, Store
 from tunedgemm.tuner.trial import MEASURE, Bench, Event, Options, Outcome, Place, Planned, Report, Task, Trials
+from tunedgemm.version import __version__
 
 #: Options that decide a trial's result; a run does not reuse trials with other values.
 _IDENTITY_OPTIONS = (

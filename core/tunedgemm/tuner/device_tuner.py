@@ -2,189 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
-import attrs
-
-from tunedgemm.errors import PluginError
-from tunedgemm.ops.op import Op
-from tunedgemm.process.foreign import described
-from tunedgemm.shape import Shape
-from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.compilers import Compilers
-from tunedgemm.tuner.requests import (
-    GetBaseline,
-    GetLibtypes,
-    GetRefusal,
-    GetVersion,
-    ListNeighbours,
-    ListSolutions,
-    Request,
-    StatesPlatform,
-)
+from tunedgemm.tuner.open_device import OpenDevice
 from tunedgemm.tuner.shape_run import Emit, ShapeRun
-from tunedgemm.tuner.trial import Options, Place, Task
-from tunedgemm.tuner.worker import AnyWorker, WorkerDied
-from tunedgemm.tuner.worker_client import DeviceLost, WorkerClient
+from tunedgemm.tuner.trial import Task
 
 #: Time beyond the deadline in which the winner is verified: a share of the budget, and least
 #: seconds.
 GRACE, LEAST_GRACE_S = 0.1, 1.0
 
 
-_log = logging.getLogger("tunedgemm")
-
-Answer = TypeVar("Answer")
-
-#: Seconds that a hook which lists solutions may take, where ``--timeout`` is not shorter.
-HOOK_S = 120.0
-#: Workers that a backend's listing may end before it is left out of the run.
-MOST_LOSSES = 3
-
-
-@attrs.frozen
-class Listing:
-    """Candidates of a shape.
-
-    Attributes:
-        solutions: of all backends, in their order.
-        baseline: torch's own call.
-        reasons: why backends offer nothing.
-        refusals: (libtype, reason) of those backends that serve such devices.
-    """
-
-    solutions: tuple[Solution, ...]
-    baseline: Solution | None
-    reasons: str
-    refusals: tuple[tuple[str, str], ...] = ()
-
-
-class DeviceTuner:
-    """Tunes shapes on one device.
-
-    Attributes:
-        op: the op to tune.
-        options: how to tune.
-        client: sends requests to the device's worker.
-        compilers: compile ahead; the device tuners of a machine share them.
-        ranks: libtype to its rank for ties; its keys are the libtypes that may be stored.
-        versions: libtype to its library version.
-        finished: number of shapes that were tuned.
-    """
-
-    def __init__(self, op: Op, options: Options, worker: AnyWorker, compilers: Compilers, ranks: Mapping[str, int]) -> None:
-        self.op, self.options, self.compilers, self.ranks = op, options, compilers, ranks
-        self.client = WorkerClient(op, options, worker)
-        self.versions: Mapping[str, str] = {}
-        self.finished = 0
-        self._listed: dict[Shape, Listing] = {}
-        self._losses = Counter[str]()
-        self._stated: dict[str, bool] = {}
-
-    @property
-    def place(self) -> Place:
-        """Return the device and its node; known after `begin`."""
-        return self.client.place
-
-    def begin(self) -> None:
-        """Start the worker and ask for its device and library versions.
-
-        Raises:
-            DeviceLost: the device does not exist, or its worker dies.
-        """
-        self.client.begin()
-        self.versions = {libtype: self._version(libtype) for libtype in self._with_versions()}
-
-    def _with_versions(self) -> tuple[str, ...]:
-        """Return the libtypes whose versions matter: with --stale, also those of the table's rows."""
-        return self.client.ask(GetLibtypes()) if self.options.stale else tuple(self.ranks)
-
-    def _version(self, libtype: str) -> str:
-        """Return a library version; leave out the backend if asking for it fails.
-
-        A process that dispatches to its rows would ask, too.
-        """
-        try:
-            return self._ask_backend(libtype, "library_version", GetVersion(libtype))
-        except PluginError as error:
-            self._losses[libtype] = MOST_LOSSES
-            _log.warning("left out: %s", error)
-            return ""
-
-    def stop(self) -> None:
-        """End the worker at once; a running `tune` raises `DeviceLost`."""
-        self.client.stop()
-
-    def ahead(self, task: Task) -> None:
-        """List the solutions of a shape and compile them while others are timed."""
-        if not task.only:
-            with contextlib.suppress(WorkerDied):  # `tune` reports it
-                self.compilers.begin(task.shape, self.listed(task.shape).solutions, self.place.device)
-
-    def listed(self, shape: Shape) -> Listing:
-        """Return the solutions of a shape; a backend that fails in its hooks offers none."""
-        if shape not in self._listed:
-            solutions, reasons = list[Solution](), dict[str, str]()
-            for libtype in self.ranks:
-                offered, reason = self._offered(libtype, shape)
-                solutions += offered
-                reasons |= {} if offered else {libtype: reason}
-            refusals = tuple((libtype, reason) for libtype, reason in reasons.items() if self._states_platform(libtype))
-            text = "; ".join(": ".join(pair) for pair in reasons.items())
-            self._listed[shape] = Listing(tuple(solutions), self.client.ask(GetBaseline(shape)), text, refusals)
-        return self._listed[shape]
-
-    def _states_platform(self, libtype: str) -> bool:
-        """Ask once whether a backend states that it serves such devices."""
-        if libtype not in self._stated:
-            self._stated[libtype] = self.client.ask(StatesPlatform(libtype, self.op.name))
-        return self._stated[libtype]
-
-    def _offered(self, libtype: str, shape: Shape) -> tuple[tuple[Solution, ...], str]:
-        """Return the solutions of a backend, and why there is none."""
-        if self._losses[libtype] >= MOST_LOSSES:
-            return (), "left out of this run, because its hooks failed"
-        try:
-            if reason := self._ask_backend(libtype, "supports", GetRefusal(libtype, shape)):
-                _log.info("%s: %s does not support it: %s", shape, libtype, reason)
-                return (), reason
-            return self._ask_backend(libtype, "enumerate_solutions", ListSolutions(libtype, shape)), "it lists no solution"
-        except PluginError as error:
-            _log.warning("%s: left out: %s", shape, error)
-            return (), str(error)
-
-    def neighbours(self, shape: Shape, leaders: Sequence[Solution]) -> list[Solution]:
-        """Return the solutions around the leaders; a backend that fails in `refine` lists none."""
-        near: list[Solution] = []
-        for libtype in dict.fromkeys(leader.libtype for leader in leaders if self._losses[leader.libtype] < MOST_LOSSES):
-            own = tuple(leader for leader in leaders if leader.libtype == libtype)
-            try:
-                near += self._ask_backend(libtype, "refine", ListNeighbours(shape, own))
-            except PluginError as error:
-                _log.warning("%s: neighbours left out: %s", shape, error)
-        return near
-
-    def _ask_backend(self, libtype: str, hook: str, request: Request[Answer]) -> Answer:
-        """Send a request that runs one hook of one backend, and allow it little time.
-
-        Raises:
-            PluginError: the hook failed, or ended the worker.
-        """
-        limit = min(self.options.timeout, HOOK_S)
-        try:
-            return self.client.ask(request, timeout=limit)
-        except WorkerDied as error:
-            self._losses[libtype] += 1
-            raise PluginError(f"libtype {libtype!r}: {hook}() ended the worker: {error}") from error
-        except (DeviceLost, PluginError):
-            raise
-        except Exception as error:  # a plugin may raise anything
-            raise PluginError(f"libtype {libtype!r}: {hook}() raised {described(error)}") from error
+class DeviceTuner(OpenDevice):
+    """Tunes shapes on one device."""
 
     def tune(self, task: Task, earlier: Sequence[Timing], emit: Emit, deadline: float = float("inf")) -> None:
         """Run all stages of one shape; the last event is its outcome.
@@ -204,4 +35,4 @@ class DeviceTuner:
         self.client.deadline = deadline + max(LEAST_GRACE_S, GRACE * self.options.budget)
         ShapeRun(self, task, emit, deadline).run(earlier)
         self.finished += 1
-        self._listed.pop(task.shape, None)
+        self.forget(task.shape)

@@ -10,13 +10,13 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import attrs
 
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.measure import Effort, median_and_noise, paired_comparison, race, steady
+from tunedgemm.tuner.open_device import OpenDevice
 from tunedgemm.tuner.requests import Check, CheckAgain, CheckFirst, CheckServed, Forget
 from tunedgemm.tuner.roofline import floor_us
 from tunedgemm.tuner.screen import screen
@@ -24,9 +24,6 @@ from tunedgemm.tuner.select import DEFAULT_TIE, MAX_NOISE, TIE, select
 from tunedgemm.tuner.trial import POWER_CAP, Event, Outcome, Samples, Step, Task, Trials, failed
 from tunedgemm.tuner.worker import WorkerDied
 from tunedgemm.tuner.worker_client import BudgetSpent, DeviceLost
-
-if TYPE_CHECKING:
-    from tunedgemm.tuner.device_tuner import DeviceTuner
 
 Emit = Callable[[Event], None]
 
@@ -50,7 +47,7 @@ class ShapeRun:
         _last, _guesses: solutions of the last comparison, and the libtypes' first guesses.
     """
 
-    tuner: DeviceTuner
+    tuner: OpenDevice
     task: Task
     emit: Emit
     deadline: float

@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import attrs
 
-from tunedgemm import __version__
 from tunedgemm.device import Device, drivers
 from tunedgemm.errors import TableError
 from tunedgemm.ops.op import Op
@@ -35,6 +34,7 @@ from tunedgemm.text.printable import printable
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.log import History, Line, Reusable, append, line, trials_path
 from tunedgemm.tuner.trial import Outcome, Place
+from tunedgemm.version import __version__
 
 _log = logging.getLogger("tunedgemm")
 

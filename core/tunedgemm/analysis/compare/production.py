@@ -25,6 +25,7 @@ from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError, TableError
 from tunedgemm.ops import op_named
+from tunedgemm.ops.call import Call
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
@@ -201,14 +202,14 @@ def _call(dispatcher: Dispatcher, shape: Shape) -> Callable[..., Any]:
     def call(*operands: Any) -> Any:
         launcher = dispatcher.launchers.get(key)
         if launcher is None:
-            called_shape = op.shape_of(*operands, otype=otype, **fields)
-            if key_shape(called_shape) != key_shape(shape):
-                raise OperandError(f"operands of {shape}: dispatch reads them as {called_shape}")
-            return dispatcher.resolve(key, operands, otype, **fields)
+            served = Call.of(op, operands, otype, fields, key)
+            if key_shape(served.shape) != key_shape(shape):
+                raise OperandError(f"operands of {shape}: dispatch reads them as {served.shape}")
+            return dispatcher.resolve(served)
         try:
             return launcher(*operands)
         except BaseException as error:  # a kernel of a plugin may raise anything
-            return dispatcher.demote(error, launcher, key, operands, otype, **fields)
+            return dispatcher.demote(Call.of(op, operands, otype, fields, key), error, launcher)
 
     return call
 

@@ -11,11 +11,11 @@ from importlib import metadata
 from pathlib import Path
 
 from tunedgemm import __file__ as package
-from tunedgemm import __version__
 from tunedgemm.analysis.doctor.finding import Fact, Fault, Section
 from tunedgemm.backends.registry import GROUP
 from tunedgemm.device import device_of, drivers
 from tunedgemm.process.foreign import entry_points
+from tunedgemm.version import __version__
 
 #: Folder and pattern of files that exist where the machine, or the container, has a GPU.
 GPU_FILES = (Path("/dev"), ("nvidia[0-9]*", "kfd"))

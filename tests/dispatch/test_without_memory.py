@@ -49,7 +49,7 @@ def gemm() -> TunedGemm:
 
 @EVERY
 def test_a_missing_operand_is_named(name: str, gemm: TunedGemm) -> None:
-    """Also one that is None at the end, an operand too many and an argument that the op lacks."""
+    """Also one that is None or a number, an operand too many and an argument that the op lacks."""
     op = op_named(name)
     operands = op.make_inputs(smallest(op), CPU, 0)
     required = [operand for operand in op.operands if not operand.endswith("?")]
@@ -57,6 +57,9 @@ def test_a_missing_operand_is_named(name: str, gemm: TunedGemm) -> None:
         for given in (operands[:count], (*operands[:count], None)):
             with pytest.raises(OperandError, match=rf"^{name}: {missing} must be a tensor \(got None\); pass {required[0]}, "):
                 gemm.call(name, *given)
+    for place, operand in enumerate(op.operands[: len(operands)]):
+        with pytest.raises(OperandError, match=rf"^{name}: {operand.rstrip('?')} must be a tensor \(got 0.5\)"):
+            gemm.call(name, *operands[:place], 0.5, *operands[place + 1 :])
     with pytest.raises(OperandError, match=rf"^{name}: too many operands \(got 12\)"):
         gemm.call(name, *[operands[0]] * 12)
     with pytest.raises(OperandError, match=rf"^{name}: unknown argument \(got 'colour'\); known: "):

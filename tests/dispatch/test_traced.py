@@ -1,13 +1,13 @@
-"""tunedgemm.dispatch.hot: it knows the functions that compilers cannot trace, and their argument
+"""tunedgemm.dispatch.traced: it knows the functions that compilers cannot trace, and their argument
 order."""
 
 import gc
 
 import pytest
 import torch
-from tunedgemm.dispatch import hot
+from tunedgemm.dispatch import traced
 from tunedgemm.dispatch.dispatcher import Dispatcher
-from tunedgemm.dispatch.hot import hot_functions
+from tunedgemm.dispatch.traced import hot_functions
 from tunedgemm.dispatch.tuned_gemm import TunedGemm, tgemm
 from tunedgemm.ops import op_named
 from tunedgemm.ops.a16w16 import SPELLINGS
@@ -38,11 +38,11 @@ def test_later_functions_are_added_and_not_kept_alive(monkeypatch: pytest.Monkey
         def add(self, function, dispatcher, place):
             learned.append(dispatcher.op.name)
 
-        def stand_in(self, dispatcher, otype, fields):
+        def stand_in(self, dispatcher, call):
             return None
 
-    monkeypatch.setattr(hot, "_graph_ops", [])
-    hot.register_graph_ops(Learning())
+    monkeypatch.setattr(traced, "_graph_ops", [])
+    traced.register_graph_ops(Learning())
     before = len(learned)
     assert before == len(hot_functions)
     TunedGemm()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tunedgemm.dispatch.calls import capture_check, is_captured, watch_graphs, with_call_counter
+from tunedgemm.dispatch.captures import capture_check, is_captured, watch_graphs, with_call_counter
 from tunedgemm.testing.listed import listed
 
 

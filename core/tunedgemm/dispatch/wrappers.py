@@ -1,0 +1,86 @@
+"""Wrappers of launchers: the device of the operands, copies of operands, and graph captures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+
+from tunedgemm.device import Device
+from tunedgemm.errors import OperandError
+from tunedgemm.ops.call import Call, in_memory, is_ready
+from tunedgemm.ops.formats.contents import duplicate
+from tunedgemm.ops.op import Function, Op
+
+
+@attrs.frozen(eq=False)
+class OnDevice:
+    """A launcher that runs with its operands' GPU as the current one.
+
+    torch's own calls need no such guard. A kernel launched through a driver goes to a stream of the
+    current device.
+    """
+
+    launcher: Function
+    index: int
+
+    def __call__(self, *operands: Any) -> torch.Tensor:
+        """Make the device current for the call."""
+        with torch.cuda.device(self.index):
+            return self.launcher(*operands)
+
+
+def is_elsewhere(device: Device) -> bool:
+    """Return whether another GPU than this one is current."""
+    return device.index >= 0 and torch.cuda.current_device() != device.index
+
+
+def adapted(call: Call, launcher: Function, native: Function | None, *, breaks_capture: bool, is_torch: bool) -> Function:
+    """Wrap a launcher for operands that are not ready, or for captures that it *breaks*.
+
+    Args:
+        call: a call that finds it; the operands of later calls are as ready.
+        launcher: the launcher.
+        native: torch's call, or None where torch has none.
+        breaks_capture: whether the launcher may not be captured, as a later call may be.
+        is_torch: whether the launcher is the built-in backend's.
+    """
+    launcher = eager_only(launcher, native) if breaks_capture and native is not None else launcher
+    if call.is_ready:
+        return launcher
+    if native is not None and any(operand is not None and operand.element_size() == 1 for operand in call.operands):
+        native = _copying(call.op, native, None)  # torch's products of bytes need contiguous, aligned operands, too
+    return native if native and is_torch else _copying(call.op, launcher, native)
+
+
+def eager_only(launcher: Function, native: Function) -> Function:
+    """Wrap a launcher that breaks a graph capture: torch's call serves while one is under way."""
+    capturing = torch.cuda.is_current_stream_capturing
+
+    def eager(*operands: torch.Tensor | None) -> torch.Tensor:
+        return native(*operands) if capturing() else launcher(*operands)
+
+    return eager
+
+
+def _copying(op: Op, launcher: Function, native: Function | None) -> Function:
+    """Wrap a launcher so that it gets contiguous, aligned copies of the activations.
+
+    *native*, torch's call, serves where a weight would have to be copied at each call. Without it,
+    weights are copied, too.
+    """
+    weights, strided = op.weights if native is not None else (), op.strided
+
+    def ready(index: int, operand: torch.Tensor | None) -> torch.Tensor | None:
+        keeps = index in strided
+        return operand if operand is None or is_ready(operand, keeps) else duplicate(operand, contiguous=not keeps)
+
+    def copied(*operands: torch.Tensor | None) -> torch.Tensor:
+        if not in_memory(operands):  # they share the keys of misaligned operands, and are served without this launcher
+            raise OperandError("the memory of an operand does not hold its values; pass a copy")
+        if native is not None and not all(is_ready(operands[index]) for index in weights if index < len(operands)):
+            return native(*operands)
+        return launcher(*(ready(index, operand) for index, operand in enumerate(operands)))
+
+    return copied

@@ -1,0 +1,178 @@
+"""Cache keys of calls: their one definition, as source text.
+
+Hot functions have the text in their own source. `key_function` compiles it alone, for calls of any
+op and for choices between two weights. The source is made from names of operands alone, and added
+to `linecache`, so that tracebacks show it.
+"""
+
+from __future__ import annotations
+
+import functools
+import keyword
+import linecache
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from tunedgemm.ops.layout import SHUFFLED_ADDRESSES
+
+#: A cache key.
+Key = tuple[Any, ...]
+
+#: Most operands whose key is one flat tuple. Python builds one of more than 30 fields from a list.
+_MOST_FLAT = 4
+#: Names that the generated source uses itself.
+_TAKEN = {"at", "key", "launcher", "operands", "error", "launchers", "resolve", "demote", "general", "shuffled", "call_of", "op"}
+_TAKEN |= {"forward_ad", "is_grad_enabled"}
+
+
+@attrs.frozen
+class KeySource:
+    """The source of the cache keys of a signature.
+
+    Attributes:
+        operands: names of all operands; optional ones end in ``?`` and come last.
+        weights: positions of those that may be marked as shuffled (`Op.matrices`).
+        values: names of the dtype of the output and of further arguments of the op's `shape_of`.
+        reads_memory: whether addresses and strides are in the keys, as launchers need.
+    """
+
+    operands: tuple[str, ...]
+    weights: tuple[int, ...]
+    values: tuple[str, ...]
+    reads_memory: bool = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all operands, as arguments."""
+        return tuple(operand.removesuffix("?") for operand in self.operands)
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """Return the names of the operands that may be None."""
+        return tuple(operand[:-1] for operand in self.operands if operand.endswith("?"))
+
+    def branched(self, body: Callable[[Sequence[str], Sequence[str]], list[str]]) -> list[str]:
+        """Write a *body* of the operands in the flat key and of those in parts behind it.
+
+        One optional operand has a branch, as the flat key is the quicker one.
+        """
+        required, optional = self.names[: len(self.names) - len(self.optional)], self.optional
+        if len(optional) != 1:
+            return body(required, optional)
+        return [f"if {optional[0]} is None:", *(f"    {line}" for line in body(required, ())), *body(self.names, ())]
+
+    def flat(self, names: Sequence[str]) -> list[str]:
+        """Write the cache key of operands that are all given.
+
+        An operand may be refused where it is not contiguous while another is copied, so each but x
+        has a field for that. The field holds the strides of one that is not contiguous: they may be
+        part of the shape (`Op.strided`), or those of a transposed weight.
+
+        The last field tells a shuffled weight without our type, which must not find the launcher of
+        a plain one. AITER marks it with an attribute. ``parameter.data = shuffled`` loses the type
+        and keeps the address.
+
+        Operands without memory have the address 0. For weights it is among the shuffled ones, and
+        elsewhere it takes the place of the order. Tensors that torch negates as it reads them are
+        imaginary parts: they begin inside a complex number, off 16 bytes, and are found where
+        misaligned operands are copied. Only ``torch._neg_view`` makes aligned ones. To ask for
+        them costs 60 to 75 ns an operand, and a hit takes 840.
+
+        Reading one property of all operands, then the next, takes 2 % less time than operand by
+        operand.
+        """
+        properties = ("{}.shape", "{}.dtype", "{}.get_device()", "{}.__class__")
+        fields_by_operand = ["".join(f"{text.format(name)}, " for name in names).rstrip() for text in properties]
+        if len(names) > _MOST_FLAT:
+            fields_by_operand[-1] = f"({fields_by_operand[-1]}),"
+        needs = " or ".join(f"{name}.requires_grad" for name in names)
+        lines = [*fields_by_operand, f"{', '.join(self.values)},"]
+        gradient = f"is_grad_enabled() and ({needs}) if forward_ad._current_level < 0 else None,  # inside a level nothing is cached"
+        if not self.reads_memory:
+            return ["key = (", *(f"    {line}" for line in (*lines, gradient)), ")"]
+        marks = [f'getattr({name}, "is_shuffled", None) or {name}_at in shuffled' for name in self._weights_of(names)]
+        x, *others = names
+        ready = f"{x}_at and not ({_misaligned([f'{name}_at' for name in names])}) and {x}.is_contiguous()"
+        of_weight = f" if {others[0]}.is_contiguous() else {others[0]}.stride()" if others else ""
+        orders = "".join(f" {name}_at and ({name}.is_contiguous() or {name}.stride())," for name in others[1:])
+        lines += [f"{ready}{of_weight},{orders}", gradient, *([f"{' or '.join(marks)},"] if marks else [])]
+        return [*(f"{name}_at = {name}.data_ptr()" for name in names), "key = (", *(f"    {line}" for line in lines), ")"]
+
+    def parts(self, optional: Sequence[str]) -> list[str]:
+        """Write the key of a call with one of several optional operands at least."""
+        weights = self._weights_of(optional)
+        lines = []
+        for name in optional:
+            part = f"{name}.shape, {name}.dtype, {name}.get_device(), type({name}), is_grad_enabled() and {name}.requires_grad"
+            if self.reads_memory:
+                part += f", (at := {name}.data_ptr()) and not at & 15 and {name}.is_contiguous()"
+                part += f', getattr({name}, "is_shuffled", None) or at in shuffled' if name in weights else ""
+            lines.append(f"    None if {name} is None else ({part}),")
+        return ["key = (", "    key,", *lines, ")"]
+
+    def _weights_of(self, names: Sequence[str]) -> list[str]:
+        """Return those of some operands that may be marked as shuffled."""
+        return [name for index, name in enumerate(self.names) if index in self.weights and name in names]
+
+    def check_names(self, *others: str) -> None:
+        """Check that all words can name arguments.
+
+        Raises:
+            ValueError: one cannot, or the source uses it itself.
+        """
+        for word in (*self.names, *self.values, *others):
+            if not word.isidentifier() or keyword.iskeyword(word) or word in _TAKEN:
+                raise ValueError(f"hot function: {word!r} cannot name an argument")
+
+
+def _misaligned(addresses: Sequence[str]) -> str:
+    """Write the test for addresses off 16 bytes: the bits of up to three; of more a remainder each."""
+    return f"({' | '.join(addresses)}) & 15" if len(addresses) < 4 else " or ".join(f"{address} % 16" for address in addresses)
+
+
+def any_given(names: Sequence[str]) -> str:
+    """Write the test whether one of some operands at least is given."""
+    return " or ".join(f"{name} is not None" for name in names)
+
+
+@functools.cache
+def key_function(operands: tuple[str, ...], weights: tuple[int, ...], reads_memory: bool = True) -> Callable[..., Any]:
+    """Return the function from the dtype of the output, a tuple of fields and operands to a cache key.
+
+    It returns None for a tensor that torch negates as it reads it. It raises AttributeError,
+    RuntimeError, TypeError or ValueError for an operand that is not a tensor or has no memory.
+    """
+    operands = tuple(f"operand{index}{'?' if name.endswith('?') else ''}" for index, name in enumerate(operands))
+    source = KeySource(operands, weights, ("otype", "fields"), reads_memory)
+
+    def body(required: Sequence[str], optional: Sequence[str]) -> list[str]:
+        negated = [f"{name}.is_neg()" for name in required] + [f"{name} is not None and {name}.is_neg()" for name in optional]
+        extended = [f"if {any_given(optional)}:", *(f"    {line}" for line in source.parts(optional))] if optional else []
+        return [*source.flat(required), *extended, f"return None if {' or '.join(negated)} else key" if reads_memory else "return key"]
+
+    signature = ", ".join(f"{operand[:-1]}=None" if operand.endswith("?") else operand for operand in operands)
+    lines = ["def make(shuffled):", f"    def key_of({', '.join(source.values)}, {signature}):"]
+    lines += [*(f"        {line}" for line in source.branched(body)), "    return key_of"]
+    key_of: Callable[..., Any] = compiled("key_of", "\n".join(lines) + "\n")(SHUFFLED_ADDRESSES)
+    return key_of
+
+
+@functools.cache
+def compiled(name: str, text: str) -> Callable[..., Any]:
+    """Compile a text that defines ``make``, and return that."""
+    from torch import is_grad_enabled
+    from torch.autograd import forward_ad
+
+    filename = f"<tunedgemm hot function {name} #{len(_FILES)}>"
+    _FILES.append(filename)
+    # An entry without a time of change stays, as for attrs' methods.
+    linecache.cache[filename] = len(text), None, text.splitlines(keepends=True), filename
+    scope: dict[str, Any] = {"__name__": __name__, "is_grad_enabled": is_grad_enabled, "forward_ad": forward_ad}
+    exec(compile(text, filename, "exec"), scope)
+    factory: Callable[..., Any] = scope["make"]
+    return factory
+
+
+_FILES: list[str] = []

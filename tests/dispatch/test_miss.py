@@ -1,0 +1,69 @@
+"""The way of a new shape with a row: few calls, and few functions that a reader follows."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from tunedgemm.device import current_device
+from tunedgemm.dispatch.dispatcher import Dispatcher
+from tunedgemm.ops import op_named
+from tunedgemm.ops.call import Call
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+from tunedgemm.table.csvfile import write_rows
+from tunedgemm.table.row import Row
+
+#: Python calls of a miss; functions that get its operands, and returns to a file left before.
+CALLS, FUNCTIONS, RETURNS = 250, 20, 10
+
+
+@pytest.fixture
+def call(tmp_path: Path) -> Callable[..., torch.Tensor]:
+    """A dispatcher's call that has served other shapes of its table."""
+    op, device = op_named("a16w16"), current_device()
+    shapes = [Shape("a16w16", m, 32, 64, "fp32", "fp32") for m in (3, 5, 9)]
+    rows = [Row(shape, device.gfx, device.cu_num, device.name, Solution("torch", "native"), 5.0) for shape in shapes]
+    write_rows(tmp_path / "tuned.csv", op, rows)
+    dispatcher = Dispatcher(op, above=(tmp_path / "tuned.csv",))
+    for shape in shapes[:2]:
+        dispatcher.call(*op.make_inputs(shape, torch.device("cpu"), 0))
+    assert dispatcher.explain(shapes[2]).tuned
+    return dispatcher.call
+
+
+def holds(value: Any, operands: tuple[torch.Tensor, ...]) -> bool:
+    """Check whether an argument is a call, or has one of its operands."""
+    if isinstance(value, tuple):
+        return any(holds(part, operands) for part in value)
+    return isinstance(value, Call) or any(value is operand for operand in operands)
+
+
+def test_a_miss_is_short(call: Callable[..., torch.Tensor]) -> None:
+    """The limits hold for all Python code of a first call whose shape has a row."""
+    operands, calls, files = (torch.randn(9, 64), torch.randn(32, 64)), 0, list[str]()
+    functions = set[tuple[str, str]]()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        nonlocal calls
+        if event != "call":
+            return
+        calls += 1
+        code = frame.f_code
+        if any(holds(value, operands) for value in list(frame.f_locals.values())):
+            functions.add((code.co_filename, code.co_name))
+            files.append(code.co_filename)
+
+    sys.setprofile(note)
+    try:
+        call(*operands)
+    finally:
+        sys.setprofile(None)
+    returns = sum(file != before and file in files[:place] for place, (before, file) in enumerate(itertools.pairwise(files), 1))
+    assert calls <= CALLS and len(functions) <= FUNCTIONS and returns <= RETURNS, (calls, len(functions), returns)
