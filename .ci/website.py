@@ -26,6 +26,8 @@ SHARED = re.compile(r"^ {4}\w+(?:, \w+)+(?=: )", re.MULTILINE)
 SHOWN = {".csv", ".html", ".json", ".png", ".svg"}
 #: room of the core -> heading of the public names that it defines
 HEADINGS = {"dispatch": "Dispatch", "integrations": "Models", "tuner": "Tuning", "ops": "Formats"}
+#: Menus of `tunedgemm.tools`.
+TOOLS = ("launching", "files", "tables")
 #: module of `tunedgemm.testing` -> its public names
 TESTING = {
     "conformance": ("BackendConformance",),
@@ -87,7 +89,7 @@ def _reference(config: MkDocsConfig) -> Iterator[File]:
     pages = {
         "tunedgemm": _page("tunedgemm", _public_names()),
         "plugin": _page("tunedgemm.plugin", {"Names": _exported("plugin")}),
-        "tools": _page("tunedgemm.tools", {"Names": _exported("tools")}),
+        "tools": _page("tunedgemm.tools", {menu: [f"{menu}.{name}" for name in _exported(f"tools/{menu}")] for menu in TOOLS}),
         "integrations": _page("tunedgemm.integrations", {"Names": sorted(_typed_imports(CORE / "integrations" / "__init__.py"))}),
         "results": _page("tunedgemm.analysis.results", {"Names": _exported("analysis/results/__init__")}),
         "testing": _page("tunedgemm.testing", {module: [f"{module}.{name}" for name in names] for module, names in TESTING.items()}),

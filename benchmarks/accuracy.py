@@ -37,7 +37,8 @@ import torch
 from harness import parser_of, today
 from rich.console import Console
 from rich.table import Table
-from tunedgemm.backends import builtin as torch_backend
+from tunedgemm.backends import builtin
+from tunedgemm.backends.builtin import hooks
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device, current_device
 from tunedgemm.ops import moe, op_named
@@ -261,7 +262,7 @@ def outputs(operands: tuple[Any, ...], fields: dict[str, Any], op_name: str) -> 
 
 def measured(shape: Shape, solution: Solution, operands: tuple[Any, ...], reference: Tensor, device: Device) -> dict[str, Any]:
     """Return status, row error and error ratio of one solution."""
-    answer = torch_backend.bind(solution, shape, device)
+    answer = builtin.backend.bind(solution, shape, device)
     if not isinstance(answer, Launcher):
         return {"status": f"refused: {answer}"[:120]}
     try:
@@ -288,7 +289,7 @@ def rows_of(name: str, label: str, make: Callable[[Draw], Case], draw: Draw, dev
             "row_bound": tolerance.row_error, "atol": tolerance.atol, "rtol": tolerance.rtol,
             "quantisation": worst_row_error(reference, wanted),
         }  # fmt: skip
-        for solution in torch_backend.enumerate_solutions(shape, device):
+        for solution in hooks.enumerate_solutions(shape, device):
             split = f" splitK={solution.split_k}" if solution.split_k else ""
             yield {**common, "solution": solution.kernel_name + split, **measured(shape, solution, operands, reference, device)}
 
@@ -387,7 +388,7 @@ def write_readme(folder: Path) -> None:
 def main(words: list[str] | None = None) -> int:
     """Measure, print and write."""
     parser = parser_of(__doc__)
-    parser.add_argument("--op", nargs="+", choices=torch_backend.OPS, default=torch_backend.OPS)
+    parser.add_argument("--op", nargs="+", choices=builtin.backend.ops, default=builtin.backend.ops)
     parser.add_argument("--k", nargs="+", type=int, help="default: 1024 8192, on a GPU 16384 too")
     parser.add_argument("--m", type=int, default=24)
     parser.add_argument("--n", type=int, default=256, help="a multiple of 32 for shuffled weights; no part of fmoe")

@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 from harness import add_only, parser_of
-from tunedgemm.backends.registry import Backend, Registry
+from tunedgemm.backends.backend import Backend
+from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device
 from tunedgemm.dispatch.choice import choose, offers
 from tunedgemm.dtype import fp8_of

@@ -52,7 +52,8 @@ from host_launch import launches
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
-from tunedgemm.backends.registry import Registry, make_backend
+from tunedgemm.backends.backend import Backend
+from tunedgemm.backends.registry import Registry
 from tunedgemm.device import device_of
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
@@ -162,15 +163,13 @@ class Graph:
 
 @attrs.frozen(eq=False)
 class Preallocated:
-    """Backend whose one launcher returns *out*."""
+    """Hooks whose one launcher returns *out*."""
 
     out: Tensor
-    OPS = ("a16w16",)
 
     @hookimpl
-    def supports(self) -> bool:
+    def supports(self) -> None:
         """Accept every shape."""
-        return True
 
     @hookimpl
     def enumerate_solutions(self) -> list[Solution]:
@@ -191,8 +190,9 @@ class Preallocated:
 
 def over_preallocated(x: Tensor, weight: Tensor, *, capture: bool = False) -> tuple[TunedGemm, Callable[..., Any]]:
     """Return a TunedGemm over the backend that launches nothing, and its launcher."""
-    backend = make_backend("preallocated", Preallocated(torch.empty(*x.shape[:-1], N, dtype=x.dtype, device=x.device)))
+    hooks = Preallocated(torch.empty(*x.shape[:-1], N, dtype=x.dtype, device=x.device))
     registry = Registry([])
+    backend = Backend("preallocated", hooks, ops=("a16w16",))
     registry.add(backend)
     gemm = TunedGemm(registry, settings=Settings(capture=capture, untuned=("preallocated",)))
     shape = gemm.dispatcher.op.shape_of(x, weight)

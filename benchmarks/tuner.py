@@ -49,8 +49,9 @@ from typing import Any
 import torch
 from fake_devices import fake_devices
 from harness import OP, add_budget, add_only, add_rounds, add_shapes, head, interval, parser_of, ratio, read_log, save, shapes_of, spread
+from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.launcher import Launcher
-from tunedgemm.backends.registry import Backend, Registry
+from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device, current_device
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape

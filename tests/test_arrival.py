@@ -27,14 +27,14 @@ op = attrs.evolve(
 PLUGIN = '''
 """The backend fresh: relu16 by torch."""
 
-from tunedgemm.plugin import Solution, Unsupported, hookimpl
+import sys
 
-OPS = ("relu16",)
+from tunedgemm.plugin import Backend, Solution, Unsupported, hookimpl
 
 
 @hookimpl
 def supports(shape):
-    return True if shape.outdtype == shape.dtype and shape.bias_dtype in ("", shape.dtype) else Unsupported("one dtype")
+    return None if shape.outdtype == shape.dtype and shape.bias_dtype in ("", shape.dtype) else Unsupported("one dtype")
 
 
 @hookimpl
@@ -47,6 +47,9 @@ def run(operands):
     import torch
 
     return torch.nn.functional.linear(*operands).relu_()
+
+
+backend = Backend("fresh", sys.modules[__name__], ops=("relu16",))
 '''
 TEST = """
 from tunedgemm.testing.conformance import BackendConformance
@@ -75,7 +78,7 @@ def arrival(tmp_path):
     folder = tmp_path / "arrival"
     (folder / "fresh-1.dist-info").mkdir(parents=True)
     (folder / "fresh-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: fresh\nVersion: 1\n")
-    (folder / "fresh-1.dist-info" / "entry_points.txt").write_text("[tunedgemm.backends]\nfresh = fresh\n")
+    (folder / "fresh-1.dist-info" / "entry_points.txt").write_text("[tunedgemm.backends]\nfresh = fresh:backend\n")
     (folder / "fresh.py").write_text(PLUGIN)
     (folder / "test_fresh.py").write_text(TEST)
     (folder / "shapes.csv").write_text("M,N,K\n4,48,64\n")

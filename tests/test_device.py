@@ -24,10 +24,10 @@ def test_a_cpu_stands_for_the_host_that_it_emulates():
     """Kernels run on a GPU with an index, and on a CPU that emulates one, with that one's limits."""
     gpu, described, cpu = Device("sm_90", 132, index=1), Device("sm_90", 132), Device("cpu-avx2", 4)
     host = Device("gfx942", 304)
-    assert [device.is_present(None) for device in (gpu, described, cpu)] == [True, False, False]
-    assert [device.is_present(host) for device in (gpu, described, cpu)] == [True, False, True]
+    assert [device.is_present for device in (gpu, described, cpu, host, cpu.limiting(host))] == [True, False, True, False, True]
     assert [device.limiting(host) for device in (gpu, cpu)] == [gpu, host]
     assert (cpu.limiting(None), gpu.limiting(host).index, cpu.limiting(host).index) == (cpu, 1, -1)
+    assert [device.emulated for device in (gpu.limiting(host), cpu.limiting(host))] == [False, True]
 
 
 def test_identity_leaves_out_index_and_versions():

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tunedgemm.backends.registry import Backend, Registry
+from tunedgemm.backends.backend import Backend
+from tunedgemm.backends.registry import Registry
 from tunedgemm.device import current_device
 from tunedgemm.testing.shapes import shapes_of
 
@@ -32,7 +33,7 @@ from tunedgemm.testing.shapes import shapes_of
 
 device, backend = current_device(), Registry().get(sys.argv[1])
 assert backend, backend
-served = [shape for op in ops() for shape in shapes_of(op) if shape.m and backend.supports(shape, device) is True]
+served = [shape for op in ops() for shape in shapes_of(op) if shape.m and backend.refusal(shape, device) is None]
 kinds = {(shape.op, shape.dtype, shape.scale, shape.layout, shape.bias): shape for shape in served}
 for shape in kinds.values():
     op, solution = ops()[shape.op], backend.solutions(shape, device)[0]
@@ -61,7 +62,7 @@ def tool() -> str:
 def test_accesses_stay_inside_buffers(libtype: str, tmp_path: Path) -> None:
     """Let no kernel of an installed library access memory outside operands, output and workspace."""
     backend = Registry().get(libtype)
-    if not isinstance(backend, Backend) or not any(backend.supports(shape, current_device()) is True for shape in SHAPES):
+    if not isinstance(backend, Backend) or not any(backend.refusal(shape, current_device()) is None for shape in SHAPES):
         pytest.skip(f"{libtype}: not usable here")
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "TUNEDGEMM_CACHE": str(tmp_path), "TUNEDGEMM_QUACK_COMPILE": "1"}
     program, options = (

@@ -3,66 +3,82 @@
 from pathlib import Path
 
 import pytest
-from tunedgemm import plugin, tools
+from tunedgemm import plugin
+from tunedgemm.tools import files, launching, tables
 
-#: Names that `CONTRACT` = 1 promises. Removing one is a new contract.
-WORDS = """
-ARCHITECTURES CONTRACT CallPlan Columns Command Device Driver DriverInterface ForkSafeLock JSON_MIB KernelFunction Launch
-LaunchError LaunchPlan Launcher MapDescription Op Option Options OutOfResources Outcome Planned Platform PluginError
-Progress Row Shape SignatureError Solution Table TensorMap Tolerance TunedGemmError Unsupported UntrustedError
-UserError artifact bind_driver cache_folder call_of check_signature console device_context device_of
-driver_interface dtype_bits environment_with expanded first_usable folder_of_entry home_folder hookimpl is_folder launch_of
-load_fault load_function loaded_driver
-make_private mapped_files may_guess named_file on_device op_named op_of_file open_regular ops package_folders parse_dtype plain_weight
-private_folder read_log read_regular read_rows read_trusted replace_file scale_order scale_strides scratch
-semaphores shape_of_texts short_dtype shuffle_weight signature_required summary switched_on torch_dtype torch_launcher
-tune unshuffle_weight unusual_experts upsert warn_once workspace
-"""
-MENU = set(WORDS.split())
+#: Names that `CONTRACT` = 1 promises, by menu.
+MENUS = {
+    plugin: """
+Backend CONTRACT Columns Command Device LaunchError Launcher Op Option OutOfResources Platform PluginError Shape Solution
+Tolerance TunedGemmError Unsupported UserError device_of hookimpl
+""",
+    launching: """
+ARCHITECTURES CallPlan Driver DriverInterface ForkSafeLock KernelFunction Launch LaunchPlan MapDescription TensorMap call_of
+device_context driver_interface dtype_bits environment_with first_usable launch_of load_fault load_function loaded_driver
+mapped_files may_guess on_device parse_dtype scale_order scale_strides scratch semaphores short_dtype switched_on torch_dtype
+torch_launcher unusual_experts warn_once workspace
+""",
+    files: """
+SignatureError artifact cache_folder check_signature expanded folder_of_entry home_folder open_regular private_folder
+read_regular read_trusted replace_file signature_required
+""",
+    tables: """
+KernelName Options Outcome Planned Progress Row Table console named_file op_named op_of_file ops read_log read_rows
+shape_of_texts shuffle_weight summary tune upsert
+""",
+}
 
 
-def test_the_menus_are_complete():
-    """Contract and tools together offer each promised name once, and the contract stays short."""
-    assert plugin.CONTRACT == 1
-    assert {*plugin.__all__, *tools.__all__} == MENU
-    assert not set(plugin.__all__) & set(tools.__all__)
-    assert len(plugin.__all__) <= 19
-
-
-def test_every_name_can_be_had_from_the_contract_as_before():
-    """A plugin that imports any promised name from `tunedgemm.plugin` still loads."""
-    missing = [name for name in sorted(MENU) if getattr(plugin, name, None) is None]
-    assert not missing
-    assert all(getattr(plugin, name) is getattr(tools, name) for name in tools.__all__)
+@pytest.mark.parametrize(("menu", "words"), MENUS.items(), ids=lambda each: getattr(each, "__name__", ""))
+def test_the_menus_are_complete(menu, words):
+    """Each menu offers its promised names and no others, none of them twice, and the contract stays short."""
+    assert set(menu.__all__) == set(words.split()) and len(menu.__all__) == len(words.split())
+    assert all(getattr(menu, name, None) is not None for name in menu.__all__)
+    assert plugin.CONTRACT == 1 and len(plugin.__all__) <= 20
+    assert all(set(menu.__all__).isdisjoint(other.__all__) for other in MENUS if other is not menu)
 
 
 def test_tune_is_late(child):
     """The tuner is loaded on first use, not with the menus."""
     loaded = "'tunedgemm.tuner' in sys.modules"
-    source = f"import sys\nfrom tunedgemm import plugin, tools\nprint({loaded})\nprint(tools.tune.__name__, {loaded})"
+    source = f"import sys\nfrom tunedgemm.tools import files, launching, tables\nprint({loaded})\nprint(tables.tune.__name__, {loaded})"
     assert child(source).splitlines() == ["False", "tune True"]
 
 
-@pytest.mark.parametrize("menu", [plugin, tools])
+@pytest.mark.parametrize("menu", MENUS)
 def test_other_names_are_attribute_errors(menu):
     """A name outside the menus raises AttributeError."""
     with pytest.raises(AttributeError, match="no attribute 'Registry'"):
         getattr(menu, "Registry")  # noqa: B009  what an author writes as an attribute
 
 
-def test_a_plugin_of_contract_1_still_loads(child):
-    """A plugin written to the first documentation of the contract is found, takes shapes and computes."""
-    source = """
-from tunedgemm.backends.registry import Registry
-from tunedgemm.device import device_of
-from tunedgemm.ops import op_named
-from tunedgemm.shape import Shape
-(backend,) = Registry().select("upcast")
-shape, device = Shape("a16w16", m=4, n=32, k=64, outdtype="fp32"), device_of(-1)
-(solution,) = backend.solutions(shape, device)
-op = op_named("a16w16")
-operands = op.make_inputs(shape, device.torch_device, 0)
-error = (backend.bind(solution, shape, device).call(*operands) - op.reference(shape, operands)).abs().max()
-print(backend.distribution, bool(error < 1e-3))
+#: What a user does with a backend, from capture to a call, and its author's tests.
+USE = """
+import os, pathlib, pytest, sys, torch, tunedgemm
+from tunedgemm.cli import main
+from tunedgemm.dispatch.settings import Settings
+folder, (x, weight) = pathlib.Path(sys.argv[1]), (torch.randn(4, 64), torch.randn(32, 64))
+os.environ["TUNEDGEMM_HOME"] = str(folder)
+tunedgemm.TunedGemm(settings=Settings(capture=True)).gemm_a16w16(x, weight)
+os.environ["AITER_CONFIG_GEMM_BF16"] = table = str(folder / "tuned.csv")
+captured = str(folder / "bf16_untuned_gemm.csv")
+assert main(["tune", "-i", captured, "-o", table, "--libtype", "upcast", "--iters", "3", "--warmup", "1"]) == 0
+assert main(["table", "check", table]) == 0 and main(["explain", "4,32,64", "--dtype", "fp32"]) == 0
+torch.testing.assert_close(tunedgemm.TunedGemm().gemm_a16w16(x, weight), x @ weight.t())
+(folder / "test_upcast.py").write_text(sys.argv[2])
+assert pytest.main(["-q", "-p", "no:cacheprovider", str(folder / "test_upcast.py")]) == 0
 """
-    assert child(source, Path(__file__).with_name("plugin_of_contract_1")) == "tunedgemm-upcast True"
+TEST = """
+from tunedgemm.testing.conformance import BackendConformance
+
+class TestUpcast(BackendConformance):
+    libtype = "upcast"
+"""
+
+
+def test_a_third_partys_backend_of_one_record_works(child, tmp_path):
+    """Sixty lines suffice for capture, tune, tables, explain, calls and the conformance suite."""
+    folder = Path(__file__).with_name("thirdparty")
+    assert len((folder / "tunedgemm_upcast.py").read_text().splitlines()) <= 60
+    output = child(f"import sys; sys.argv[1:] = {str(tmp_path)!r}, {TEST!r}\n{USE}", folder)
+    assert "upcast:mm_v1" in output and "passed" in output

@@ -11,8 +11,9 @@ from urllib.parse import unquote
 import pytest
 import tunedgemm
 from markdown_it import MarkdownIt
-from tunedgemm import integrations, plugin, tools
+from tunedgemm import integrations, plugin
 from tunedgemm.analysis import results
+from tunedgemm.tools import files, launching, tables
 
 for library in ("material", "mdx_truly_sane_lists", "mkdocs", "mkdocstrings_handlers.python"):
     pytest.importorskip(library, reason="the site's libraries are not installed; `pip install tunedgemm[site]`")
@@ -158,7 +159,7 @@ def test_reference_has_every_public_name(site):
     expected = {
         "tunedgemm": [name for name in dir(tunedgemm) if not name.startswith("_")],
         "plugin": plugin.__all__,
-        "tools": tools.__all__,
+        "tools": [f"{menu.__name__.rpartition('.')[2]}.{name}" for menu in (launching, files, tables) for name in menu.__all__],
         "integrations": integrations.__all__,
         "results": results.__all__,
     }

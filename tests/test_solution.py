@@ -65,10 +65,10 @@ def test_text():
     assert str(Solution("mine", "k", 3)) == "mine:k splitK=3"
 
 
-def test_unsupported_is_falsy_and_has_a_reason():
-    """`if not supports(...)` reads naturally, and the reason is its text."""
+def test_unsupported_has_a_reason():
+    """The reason is its text; `if refusal:` holds for it."""
     answer = Unsupported("no tensor cores")
-    assert not answer
+    assert answer
     assert str(answer) == answer.reason == "no tensor cores"
     with pytest.raises(TypeError):
         Unsupported(None)

@@ -49,6 +49,7 @@ class Device:
         index: which of the present devices; -1 for a CPU or for a device that is only described.
         versions: (name, version) of the libraries in use, not part of the identity. Plain strings:
             unpickling torch's own version object would import torch.
+        emulated: whether this process's CPU emulates the device, as in tests over fakes.
     """
 
     gfx: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z0-9_.-]+"))
@@ -56,6 +57,7 @@ class Device:
     name: str = ""
     index: int = attrs.field(default=-1, eq=False)
     versions: tuple[tuple[str, str], ...] = attrs.field(default=(), eq=False)
+    emulated: bool = attrs.field(default=False, eq=False)
 
     @property
     def kind(self) -> str:
@@ -67,17 +69,18 @@ class Device:
         """Return the torch device of a present device."""
         import torch
 
-        return torch.device("cpu") if self.kind == "cpu" else torch.device("cuda", max(self.index, 0))
+        return torch.device("cpu") if self.kind == "cpu" or self.emulated else torch.device("cuda", max(self.index, 0))
 
-    def is_present(self, host: Device | None) -> bool:
-        """Check whether a backend's kernels can run: on a GPU of this process, or on a CPU that
-        emulates *host*.
-        """
-        return self.index >= 0 or (host is not None and self.kind == "cpu")
+    @property
+    def is_present(self) -> bool:
+        """Tell whether kernels can run here: on a GPU of this process, or on the CPU."""
+        return self.index >= 0 or self.emulated or self.kind == "cpu"
 
     def limiting(self, host: Device | None) -> Device:
         """Return the device whose limits apply: *host* for a CPU that emulates it."""
-        return attrs.evolve(host, index=self.index) if host is not None and self.kind == "cpu" else self
+        if host is None or self.kind != "cpu":
+            return self
+        return attrs.evolve(host, index=self.index, versions=self.versions, emulated=True)
 
     def __str__(self) -> str:
         unit = {"amd": "CUs", "nvidia": "SMs", "cpu": "threads"}[self.kind]

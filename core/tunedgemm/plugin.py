@@ -1,14 +1,11 @@
-"""The contract of a plugin: the hook marker, and the values that hooks take and return.
+"""The contract of a plugin: its record, the hook marker, and the values that hooks take and return.
 
-`CONTRACT` is the version of the hooks and of these names. A plugin may state the ``CONTRACT`` it
-was written for. The core loads plugins of this version and of the previous one.
-`tunedgemm.tools` has the rest.
+`CONTRACT` is the version of the hooks and of these names. `tunedgemm.tools` has the rest.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
+from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.command import Command
 from tunedgemm.backends.hookspecs import CONTRACT, hookimpl
 from tunedgemm.backends.launcher import Launcher
@@ -21,6 +18,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 
 __all__ = [
+    "Backend",
     "CONTRACT",
     "Columns",
     "Command",
@@ -41,12 +39,3 @@ __all__ = [
     "device_of",
     "hookimpl",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Return a name of `tunedgemm.tools`; contract 1 exported them all here."""
-    from tunedgemm import tools
-
-    if name.startswith("_") or name not in tools.__all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(tools, name)

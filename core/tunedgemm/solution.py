@@ -1,4 +1,4 @@
-"""Solution: one launchable choice of one backend; Unsupported: a reason that is falsy."""
+"""Solution: one launchable choice of one backend; Unsupported: the reason for a refusal."""
 
 from __future__ import annotations
 
@@ -108,14 +108,11 @@ class Solution:
 
 @attrs.frozen
 class Unsupported:
-    """The reason for a refusal; falsy, so that ``if not supports(...)`` reads naturally."""
+    """The reason for a refusal."""
 
     reason: str = attrs.field(validator=attrs.validators.instance_of(str))
     #: whether memory ran out, so that a later question may get another answer
     passing: bool = attrs.field(default=False, kw_only=True)
-
-    def __bool__(self) -> bool:
-        return False
 
     def __str__(self) -> str:
         return self.reason

@@ -6,7 +6,8 @@ import logging
 from typing import Any
 
 from tunedgemm.integrations import current_device, padded_m, tuned_path
-from tunedgemm.tools import ops, switched_on
+from tunedgemm.tools.launching import switched_on
+from tunedgemm.tools.tables import ops
 
 #: The project's logger, so that a level that is set on AITER's name has its effect.
 logger = logging.getLogger("tunedgemm")

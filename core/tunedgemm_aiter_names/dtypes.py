@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tunedgemm.integrations import fp8_of
-from tunedgemm.tools import torch_dtype
+from tunedgemm.tools.launching import torch_dtype
 
 
 def __getattr__(name: str) -> Any:

@@ -11,10 +11,10 @@ import torch
 from tunedgemm import dispatcher
 from tunedgemm.integrations import OperandError, act_word, current_device, padded_tokens, quant_word
 from tunedgemm.plugin import Shape, UserError
-from tunedgemm.tools import short_dtype
+from tunedgemm.tools.launching import short_dtype
 
 if TYPE_CHECKING:
-    from tunedgemm.tools import Row
+    from tunedgemm.tools.tables import Row
 
 BLOCK_SIZE_M = 32
 #: Blocks of rows that AITER's heuristics choose from, and columns of a tile.

@@ -8,7 +8,7 @@ import logging
 import torch
 from tunedgemm.integrations import current_device, read
 from tunedgemm.plugin import device_of
-from tunedgemm.tools import artifact
+from tunedgemm.tools.files import artifact
 
 from tunedgemm_engines.routes import Route, routes, rows_of
 from tunedgemm_engines.rows import routing, untuned_sizes

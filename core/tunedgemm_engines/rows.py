@@ -18,7 +18,7 @@ from tunedgemm_engines.scales import M_MAJOR, at_m
 from tunedgemm_engines.start import described
 
 if TYPE_CHECKING:
-    from tunedgemm.tools import Table
+    from tunedgemm.tools.tables import Table
 
 #: M at which a backend may serve a layer untuned: the sizes of an engine's small graphs. At others,
 #: as in prefill, choosing and binding a kernel takes longer than it saves.

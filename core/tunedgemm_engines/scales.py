@@ -14,7 +14,7 @@ import torch
 from tunedgemm import dispatcher
 from tunedgemm.integrations import OperandError, field_of, order_of, with_order
 from tunedgemm.plugin import Device, Shape, device_of
-from tunedgemm.tools import scale_order
+from tunedgemm.tools.launching import scale_order
 
 #: Orders of scales, by their words in tables.
 ROW, M_MAJOR = "row", "m_major"

@@ -16,7 +16,7 @@ import torch
 from tunedgemm import gemm_a8w8, gemm_a8w8_blockscale
 from tunedgemm.integrations import plain, with_order
 from tunedgemm.plugin import Shape
-from tunedgemm.tools import short_dtype
+from tunedgemm.tools.launching import short_dtype
 
 from tunedgemm_engines.routes import Route, add_layer, adds_bias, product
 from tunedgemm_engines.rows import record_unrouted, unserved_reason

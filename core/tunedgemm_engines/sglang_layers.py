@@ -11,7 +11,7 @@ import torch
 from tunedgemm import linear
 from tunedgemm.integrations import plain
 from tunedgemm.plugin import Shape
-from tunedgemm.tools import short_dtype
+from tunedgemm.tools.launching import short_dtype
 
 from tunedgemm_engines.routes import Route, add_layer, adds_bias, product
 from tunedgemm_engines.rows import record_unrouted, routing, unserved_reason

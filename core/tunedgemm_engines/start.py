@@ -53,7 +53,7 @@ def fingerprint(switch: str) -> str:
     from importlib.metadata import entry_points
 
     from tunedgemm import __version__, dispatcher
-    from tunedgemm.tools import ops
+    from tunedgemm.tools.tables import ops
 
     parts = [__version__, switch]
     parts += sorted(f"{point.name} {point.dist and point.dist.version}" for point in entry_points(group="tunedgemm.backends"))

@@ -263,7 +263,7 @@ def _plain_route(method: Any, layer: Any) -> str:
     from tunedgemm import linear
     from tunedgemm.integrations import plain
     from tunedgemm.plugin import Shape
-    from tunedgemm.tools import short_dtype
+    from tunedgemm.tools.launching import short_dtype
     from vllm.model_executor.layers.utils import dispatch_unquantized_gemm
     from vllm.platforms import current_platform
 

@@ -14,7 +14,7 @@ import torch
 from tunedgemm import ActivationType, QuantType, dispatcher, fused_moe
 from tunedgemm.integrations import plain
 from tunedgemm.plugin import Shape, device_of
-from tunedgemm.tools import short_dtype
+from tunedgemm.tools.launching import short_dtype
 
 from tunedgemm_engines.routes import Route, add_layer, rows_of
 from tunedgemm_engines.rows import record_unrouted, routing

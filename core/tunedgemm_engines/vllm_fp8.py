@@ -17,7 +17,7 @@ import torch
 from tunedgemm import gemm_a8w8, gemm_a8w8_blockscale
 from tunedgemm.integrations import plain, with_order
 from tunedgemm.plugin import Shape
-from tunedgemm.tools import short_dtype
+from tunedgemm.tools.launching import short_dtype
 from vllm.model_executor.kernels import linear
 from vllm.model_executor.kernels.linear.scaled_mm.BlockScaledMMLinearKernel import Fp8BlockScaledMMLinearKernel
 from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import FP8ScaledMMLinearKernel

@@ -10,7 +10,7 @@ import torch
 from tunedgemm import gemm_a8w8
 from tunedgemm.integrations import plain
 from tunedgemm.plugin import Shape
-from tunedgemm.tools import short_dtype
+from tunedgemm.tools.launching import short_dtype
 from vllm import _custom_ops
 from vllm.model_executor.kernels import linear
 from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import Int8ScaledMMLinearKernel

@@ -16,6 +16,10 @@ SIGNATURES = {
     "bind": ("solution", "shape", "device"),
     "prepare": ("solution", "shape", "device"),
     "refine": ("solution", "shape", "device"),
+    "lacks": ("solution", "shape", "device"),
+    "source_of": ("solution", "shape", "device"),
+    "library_version": ("device",),
+    "details": ("device",),
 }
 
 

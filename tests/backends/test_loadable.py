@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tunedgemm.backends import loadable
-from tunedgemm.tools import load_fault
+from tunedgemm.tools.launching import load_fault
 
 DLOPEN = "import ctypes, os, sys; ctypes.CDLL(sys.argv[1], os.RTLD_NOW)"
 SOURCES = {
@@ -94,9 +94,9 @@ def test_a_load_that_hangs_is_killed(tmp_path):
 
 
 HANGING = """
-from tunedgemm.tools import load_fault
-from tunedgemm.plugin import Unsupported, hookimpl
-OPS = ("a16w16",)
+import sys
+from tunedgemm.tools.launching import load_fault
+from tunedgemm.plugin import Backend, Unsupported, hookimpl
 @hookimpl
 def supports():
     return Unsupported(load_fault("import os, time; print(os.getpid(), file=open('pid', 'w')); time.sleep(600)"))
@@ -104,6 +104,7 @@ def supports():
 def enumerate_solutions(): return []
 @hookimpl
 def bind(): return Unsupported("hangs")
+backend = Backend("hanging", sys.modules[__name__], ops=("a16w16",))
 """
 
 
@@ -118,7 +119,7 @@ def test_an_interrupt_ends_a_load_that_hangs(importable, monkeypatch, command):
     info = importable / "hanging-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hanging\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[tunedgemm.backends]\nhanging = hanging\n")
+    (info / "entry_points.txt").write_text("[tunedgemm.backends]\nhanging = hanging:backend\n")
     (importable / "untuned.csv").write_text("M,N,K,bias,dtype,outdtype\n4,64,64,False,bf16,bf16\n")
     monkeypatch.chdir(importable)
     pid = importable / "pid"

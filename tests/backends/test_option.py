@@ -1,10 +1,9 @@
 """Option: a flag, its variable and its values, in a form that no author can get wrong unnoticed."""
 
 import pytest
-from tunedgemm.backends.registry import make_backend
 from tunedgemm.errors import PluginError
 from tunedgemm.plugin import Option
-from tunedgemm.testing.fakes import FakePlugin
+from tunedgemm.testing.fakes import fake_backend
 
 GOOD = {"flag": "--mine-search-space", "variable": "TUNEDGEMM_MINE_SEARCH_SPACE", "help": "how much to list", "choices": ("small", "full")}
 
@@ -44,23 +43,13 @@ def test_invalid_options_are_errors(fields, message):
 @pytest.mark.parametrize(
     ("stated", "message"),
     [
-        (("--mine-space",), "libtype 'mine': OPTIONS must be values of tunedgemm.plugin.Option (got '--mine-space')"),
-        (None, "(got None)"),
-        ((Option(**GOOD), Option(**{**GOOD, "help": "another"})), "OPTIONS state --mine-search-space more than once"),
+        (("--mine-space",), "libtype 'mine': options must be a tuple of values of tunedgemm.plugin.Option (got ('--mine-space',))"),
+        (Option(**GOOD), "; write (Option(flag='--mine-search-space'"),
+        ((Option(**GOOD), Option(**{**GOOD, "help": "another"})), "options state --mine-search-space more than once"),
     ],
 )
-def test_a_backend_that_states_others_does_not_load(stated, message):
-    """It breaks the contract, and the reason names the libtype."""
-    plugin = FakePlugin("mine")
-    plugin.OPTIONS = stated
+def test_wrong_options_of_a_backend_are_errors(stated, message):
+    """The error names the libtype and the remedy."""
     with pytest.raises(PluginError) as caught:
-        make_backend("mine", plugin)
+        fake_backend("mine", options=stated)
     assert message in str(caught.value)
-
-
-def test_a_backend_has_what_its_plugin_states():
-    """One option, several, or none."""
-    plugin = FakePlugin("mine")
-    assert make_backend("mine", plugin).options == ()
-    plugin.OPTIONS = [Option(**GOOD)]
-    assert make_backend("mine", plugin).options == (Option(**GOOD),)

@@ -1,16 +1,15 @@
 """platforms: a plugin states the architectures it serves, and the suite finds others it accepts."""
 
-import attrs
 import pytest
 from tunedgemm.backends.platforms import Platform
-from tunedgemm.backends.registry import Registry, make_backend
+from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device
 from tunedgemm.errors import PluginError
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Unsupported
 from tunedgemm.testing.conformance import BackendConformance
-from tunedgemm.testing.fakes import FakePlugin
+from tunedgemm.testing.fakes import fake_backend, with_hooks
 from tunedgemm.testing.shapes import DEVICES
 
 
@@ -46,33 +45,25 @@ def test_an_architecture_or_its_kind_is_served():
 @pytest.mark.parametrize(
     ("stated", "fault"),
     [
-        (7, "PLATFORMS must be values of tunedgemm.plugin.Platform (got 7)"),
-        (("sm_90",), "PLATFORMS must be values of tunedgemm.plugin.Platform (got 'sm_90')"),
-        ((Platform(("sm_90",), ops=("a8w8", "fmoe")),), "PLATFORMS and OPS must name the same ops (differ in a16w16, fmoe)"),
+        ((7,), "platforms must be a tuple of values of tunedgemm.plugin.Platform (got (7,)); write a tuple without repetitions"),
+        (
+            ("sm_90",),
+            "platforms must be a tuple of values of tunedgemm.plugin.Platform (got ('sm_90',)); write a tuple without repetitions",
+        ),
+        ((Platform(("sm_90",), ops=("a8w8", "fmoe")),), "platforms and ops must name the same ops (differ in a16w16, fmoe)"),
     ],
 )
-def test_wrong_platforms_keep_a_plugin_from_loading(stated, fault):
-    """They are values of Platform, and name each op of OPS and no others."""
-    plugin = FakePlugin("mine", ops=("a16w16", "a8w8"))
-    plugin.PLATFORMS = stated
+def test_wrong_platforms_are_errors(stated, fault):
+    """They are values of Platform, and name each op of the backend and no others."""
     with pytest.raises(PluginError) as caught:
-        make_backend("mine", plugin)
+        fake_backend("mine", ops=("a16w16", "a8w8"), platforms=stated)
     assert str(caught.value) == f"libtype 'mine': {fault}"
-
-
-def test_a_backend_has_its_platforms():
-    """They are optional: a plugin without any loads, with none."""
-    plugin = FakePlugin("mine")
-    assert make_backend("mine", plugin).platforms == ()
-    plugin.PLATFORMS = [Platform(("sm_90",))]
-    assert make_backend("mine", plugin).platforms == (Platform(("sm_90",)),)
 
 
 def test_the_suite_finds_an_architecture_that_is_not_named(monkeypatch):
     """`supports` must refuse the described devices that no platform names, of each op apart."""
-    plugin = FakePlugin("mine", ops=("a16w16", "a8w8"))
-    plugin.PLATFORMS = (Platform(("cpu", "sm_90")), Platform(("amd",), ops=("a8w8",)))
-    backend = make_backend("mine", plugin)
+    platforms = (Platform(("cpu", "sm_90")), Platform(("amd",), ops=("a8w8",)))
+    backend = fake_backend("mine", ops=("a16w16", "a8w8"), platforms=platforms)
 
     class Planted(BackendConformance):
         libtype, shapes, device = "mine", (Shape("a16w16", 4, 32, 64), Shape("a8w8", 4, 32, 64)), DEVICES[-1]
@@ -80,11 +71,10 @@ def test_the_suite_finds_an_architecture_that_is_not_named(monkeypatch):
     monkeypatch.setattr(Planted, "backend", classmethod(lambda cls: backend))
     with pytest.raises(AssertionError) as caught:
         Planted().test_supports_is_pure_quick_and_gives_reasons("a16w16")
-    found = [line for line in str(caught.value).splitlines() if "returned True, but no platform of PLATFORMS serves a16w16" in line]
+    found = [line for line in str(caught.value).splitlines() if "returned None, but no platform serves a16w16" in line]
     assert [line.rsplit(" ", 1)[1] for line in found] == ["gfx942", "gfx950"]
     Planted().test_supports_is_pure_quick_and_gives_reasons("a8w8")
-    refusing = {**backend.hooks, "supports": lambda shape, device: device.gfx == "sm_90" or Unsupported("H200 only")}
-    backend = attrs.evolve(backend, hooks=refusing)
+    backend = with_hooks(backend, supports=lambda device: None if device.gfx == "sm_90" else Unsupported("H200 only"))
     Planted().test_supports_is_pure_quick_and_gives_reasons("a16w16")
 
 

@@ -6,17 +6,19 @@ from importlib.metadata import EntryPoint
 
 import attrs
 import pytest
+from tunedgemm.backends import backend as backend_module
 from tunedgemm.backends import registry as registry_module
+from tunedgemm.backends.backend import Backend
+from tunedgemm.backends.hookspecs import hookimpl
 from tunedgemm.backends.launcher import Launcher
-from tunedgemm.backends.option import Option
-from tunedgemm.backends.registry import Registry, make_backend, tie_order
+from tunedgemm.backends.registry import Registry, tie_order
 from tunedgemm.device import Device
 from tunedgemm.errors import LibtypeError, PluginError
 from tunedgemm.libtypes import BUILTIN, owners
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.testing.conformance import BackendConformance
-from tunedgemm.testing.fakes import FakePlugin, fake_backend, fake_registry
+from tunedgemm.testing.fakes import fake_backend, fake_registry, with_hooks
 from tunedgemm.testing.shapes import shapes_of
 
 BAD = {
@@ -27,9 +29,14 @@ BAD = {
     "fake_defaults": "hook supports(shape, device=None): 'device' may not have a default",
     "fake_stars": "hook supports(*arguments): '*arguments'",
     "fake_hookless": "lacks the hook supports(); implemented: none",
+    "fake_unmarked": "lack() is public and no hook; mark it with hookimpl; the hooks are supports, ",
     "fake_launchless": "lacks the hook run(); implemented: supports, enumerate_solutions",
-    "fake_opless": "states no OPS; choose from a16w16",
-    "fake_future": "written for contract 99; this core knows 1",
+    "fake_opless": "ops must name at least one op (got none); choose from a16w16",
+    "fake_zeroth": "contract must be 1 (got 0); install the versions of both that belong together",
+    "fake_future": "contract must be 1 (got 99)",
+    "fake_misspelt_field": "got an unexpected keyword argument 'platform'",
+    "fake_module": "the entry point must name a tunedgemm.plugin.Backend (got fake_plugin.bad:module, a module)",
+    "fake_renamed": "the entry point and its backend must have one name (got 'another')",
 }
 
 
@@ -100,7 +107,7 @@ class TestGuards:
     def test_raising_hooks_become_reasons(self, backend, shape, cpu):
         """An exception in supports or bind is a refusal, in the heuristic None, in the list a PluginError."""
         raising, row = backend("fake_raising"), Shape("a16w16", 1, 32, 64)
-        assert raising.supports(shape, cpu) == Unsupported("its supports() raised ZeroDivisionError: of supports")
+        assert raising.refusal(shape, cpu) == Unsupported("its supports() raised ZeroDivisionError: of supports")
         assert raising.heuristic_fallback(row, cpu) is None
         assert raising.bind(Solution("fake_raising", "kernel"), row, cpu) == Unsupported("its bind() raised ZeroDivisionError: of bind")
         with pytest.raises(PluginError, match=r"'fake_raising': enumerate_solutions\(\) raised ZeroDivisionError"):
@@ -112,10 +119,10 @@ class TestGuards:
         assert backend("fake_vague").library_version(cpu) == ""
 
     def test_vague_answers_become_reasons(self, backend, shape, cpu):
-        """None instead of a reason, a number instead of a launcher, a text instead of a solution: all refused."""
+        """True instead of None, a number instead of a launcher, a text instead of a solution: all refused."""
         vague = backend("fake_vague")
-        assert "returned None instead of True or Unsupported" in str(vague.supports(shape, cpu))
-        assert "returned 42 instead of a Launcher" in str(vague.bind(Solution("fake_vague", "kernel"), shape, cpu))
+        assert "returned True instead of None or Unsupported" in str(vague.refusal(shape, cpu))
+        assert "returned 42 instead of a Launcher" in str(vague.bind(Solution("fake_vague", "kernel"), Shape("a16w16", 1, 32, 64), cpu))
         assert vague.heuristic_fallback(Shape("a16w16", 1, 32, 64), cpu) is None
 
     def test_refusals_pass_through(self, backend, shape, cpu):
@@ -127,7 +134,7 @@ class TestGuards:
 
     def test_ops_that_are_not_covered(self, backend, cpu):
         """A backend is not asked about an op that it does not list."""
-        answer = backend("fake_raising").supports(Shape("another", 4, 32, 64), cpu)
+        answer = backend("fake_raising").refusal(Shape("another", 4, 32, 64), cpu)
         assert answer == Unsupported("op another is not covered (covers a16w16)")
 
 
@@ -156,15 +163,13 @@ class TestNames:
     @pytest.mark.parametrize("stated", ["a16w16", 7, ("a16w16", 7), {"a16w16": 1}])
     def test_ops_must_be_a_tuple_of_names(self, stated):
         """A text would be read as its letters; the message shows how to write it."""
-        plugin = FakePlugin("mine")
-        plugin.OPS = stated
-        with pytest.raises(PluginError, match=r"libtype 'mine': OPS must be a tuple of names \(got .*; write "):
-            make_backend("mine", plugin)
+        with pytest.raises(PluginError, match=r"libtype 'mine': ops must be a tuple of names \(got .*; write "):
+            fake_backend("mine", ops=stated)
 
     def test_a_list_that_never_ends_is_refused(self, shape, cpu, monkeypatch):
         """An endless list is a PluginError that names the hook."""
-        monkeypatch.setattr(registry_module, "MOST_SOLUTIONS", 99)
-        endless = attrs.evolve(fake_backend("mine"), hooks={"enumerate_solutions": lambda *_: itertools.repeat(Solution("mine", "k"))})
+        monkeypatch.setattr(backend_module, "MOST_SOLUTIONS", 99)
+        endless = with_hooks(fake_backend("mine"), enumerate_solutions=lambda: itertools.repeat(Solution("mine", "k")))
         with pytest.raises(PluginError, match=r"'mine': enumerate_solutions\(\) lists more than 99 solutions"):
             endless.solutions(shape, cpu)
 
@@ -175,16 +180,15 @@ class TestNames:
 def test_whatever_a_hook_raises_is_a_reason(shape, cpu, error):
     """Exits and errors that are not an Exception become refusals, as others do."""
 
-    def raises(*_):
+    def raises():
         raise error
 
-    hooks = dict.fromkeys(("supports", "enumerate_solutions", "bind", "heuristic_fallback"), raises)
-    backend, name = attrs.evolve(fake_backend("mine"), hooks=hooks), type(error).__name__
-    assert f"its supports() raised {name}" in str(backend.supports(shape, cpu))
+    sound, name = fake_backend("mine"), type(error).__name__
+    backend = with_hooks(sound, enumerate_solutions=raises, bind=raises, heuristic_fallback=raises)
+    assert f"its supports() raised {name}" in str(with_hooks(sound, supports=raises).refusal(shape, cpu))
     assert f"its bind() raised {name}" in str(backend.bind(Solution("mine"), shape, cpu))
     with pytest.raises(PluginError, match=rf"enumerate_solutions\(\) raised {name}"):
         backend.solutions(shape, cpu)
-    hooks["supports"] = lambda *_: True
     assert backend.heuristic_fallback(shape, cpu) is None
 
 
@@ -196,13 +200,12 @@ def test_an_answer_that_raises_is_a_reason(shape, cpu, attribute):
         raise ValueError("of the answer")
 
     answer = type("Answer", (), {attribute: property(raises) if attribute == "__class__" else raises})()
-    hooks = dict.fromkeys(("supports", "bind", "heuristic_fallback"), lambda *_: answer) | {"enumerate_solutions": lambda *_: [answer]}
-    backend = attrs.evolve(fake_backend("mine"), hooks=hooks)
-    assert "its supports() raised ValueError: of the answer" in str(backend.supports(shape, cpu))
+    sound = fake_backend("mine")
+    backend = with_hooks(sound, bind=lambda: answer, heuristic_fallback=lambda: answer, enumerate_solutions=lambda: [answer])
+    assert "its supports() raised ValueError: of the answer" in str(with_hooks(sound, supports=lambda: answer).refusal(shape, cpu))
     assert "its bind() raised ValueError: of the answer" in str(backend.bind(Solution("mine"), shape, cpu))
     with pytest.raises(PluginError, match=r"enumerate_solutions\(\) raised ValueError: of the answer"):
         backend.solutions(shape, cpu)
-    hooks["supports"] = lambda *_: True
     assert backend.heuristic_fallback(shape, cpu) is None
 
 
@@ -256,66 +259,41 @@ def test_optional_hooks_are_optional(shape, cpu):
 def test_details_that_raise_are_reported(cpu):
     """The lines come one by one, so an exception among them replaces them all."""
 
-    class Failing:
-        OPS = ("a16w16",)
+    def details():
+        yield "one"
+        raise ZeroDivisionError("of details")
 
-        def details(self, device):
-            yield "one"
-            raise ZeroDivisionError("of details")
-
-        @registry_module.hookspecs.hookimpl
-        def supports(self):
-            return True
-
-        @registry_module.hookspecs.hookimpl
-        def enumerate_solutions(self):
-            return []
-
-        @registry_module.hookspecs.hookimpl
-        def run(self):
-            return None
-
-    assert make_backend("fake", Failing()).details(cpu) == ("its details() raised ZeroDivisionError: of details",)
+    assert with_hooks(fake_backend("fake"), details=details).details(cpu) == ("its details() raised ZeroDivisionError: of details",)
 
 
-def test_optional_hooks_are_bound(shape, cpu):
-    """Refine, prepare, library_version, details and lacks reach the plugin's own functions."""
-    seen = []
+class Bare:
+    """Hooks without `bind`."""
 
-    class Plugin:
-        OPS = ("a16w16",)
+    @hookimpl
+    def supports(self):
+        return None
 
-        def library_version(self, device):
-            return f"on {device.gfx}"
+    @hookimpl
+    def enumerate_solutions(self):
+        return [Solution("mine", "a"), Solution("mine", "a"), Solution("mine", "b")]
 
-        def details(self, device):
-            yield f"one file\nfor {device.gfx}"
+    @hookimpl
+    def run(self, solution, operands):
+        return (solution.kernel_name, *map(type, operands))
 
-        def lacks(self, solution, device):
-            return f"no {solution.kernel_name} for {device.gfx}"
 
-        @registry_module.hookspecs.hookimpl
-        def supports(self):
-            return True
-
-        @registry_module.hookspecs.hookimpl
-        def enumerate_solutions(self):
-            return [Solution("mine", "a"), Solution("mine", "a"), Solution("mine", "b")]
-
-        @registry_module.hookspecs.hookimpl
-        def refine(self, solution):
-            return [Solution("mine", solution.kernel_name + "_wider")]
-
-        @registry_module.hookspecs.hookimpl
-        def prepare(self, device, solution):
-            seen.append((solution.kernel_name, device.gfx))
-
-        @registry_module.hookspecs.hookimpl
-        def run(self, solution, operands):
-            return (solution.kernel_name, *operands)
-
-    backend = make_backend("mine", Plugin())
-    sm_90 = Device("sm_90", 132)
+def test_optional_hooks_are_bound(shape):
+    """Each optional hook reaches the plugin's function, with the arguments that it takes."""
+    seen, sm_90 = [], Device("sm_90", 132, index=0)
+    backend = with_hooks(
+        Backend("mine", Bare(), ops=("a16w16",)),
+        refine=lambda solution: [Solution("mine", solution.kernel_name + "_wider")],
+        prepare=lambda device, solution: seen.append((solution.kernel_name, device.gfx)),
+        library_version=lambda device: f"on {device.gfx}",
+        details=lambda device: [f"one file\nfor {device.gfx}"],
+        lacks=lambda solution, device: f"no {solution.kernel_name} for {device.gfx}",
+        source_of=lambda shape: f"a file for M={shape.m}",
+    )
     first, second = backend.solutions(shape, sm_90)
     assert [str(found) for found in backend.refine(second, shape, sm_90)] == ["mine:b_wider"]
     backend.prepare(first, shape, sm_90)
@@ -323,34 +301,63 @@ def test_optional_hooks_are_bound(shape, cpu):
     assert backend.library_version(sm_90) == "on sm_90"
     assert backend.details(sm_90) == ("one file for sm_90",), "a line each"
     assert backend.lacks(first, shape, sm_90) == "no a for sm_90"
+    assert backend.source_of(first, shape, sm_90) == "a file for M=4"
     launcher = backend.bind(first, shape, sm_90)
     assert isinstance(launcher, Launcher)
-    assert launcher.call(1, 2) == ("a", 1, 2) == backend.run(first, shape, sm_90, (1, 2))
+    assert launcher.call(1, 2) == ("a", int, int) == backend.run(first, shape, sm_90, (1, 2))
     assert not launcher.graph_safe, "nothing is known of a plain run"
+
+
+def test_the_core_asks_first(shape, cpu):
+    """No hook but supports gets a shape that it refuses, and bind no absent device.
+
+    The hooks get the device that a CPU emulates, which is then present.
+    """
+    host, asked = Device("sm_90", 132, "h200"), []
+    hooks = ("enumerate_solutions", "heuristic_fallback", "bind", "prepare", "refine", "lacks", "source_of")
+
+    def noting(name):
+        return lambda device: asked.append((name, device)) or []
+
+    backend = with_hooks(
+        fake_backend("mine", host=host),
+        supports=lambda shape: Unsupported("odd") if shape.m % 2 else None,
+        **{name: noting(name) for name in hooks},
+    )
+    solution, odd, absent = Solution("mine", "k"), attrs.evolve(shape, m=3), host
+    for device, met in ((cpu, hooks), (absent, [name for name in hooks if name != "bind"])):
+        for refused in (True, False):
+            asked.clear()
+            wanted = odd if refused else shape
+            backend.solutions(wanted, device), backend.heuristic_fallback(wanted, device)
+            answer = backend.bind(solution, wanted, device)
+            backend.prepare(solution, wanted, device), backend.refine(solution, wanted, device)
+            assert (backend.lacks(solution, wanted, device) == "odd") is refused
+            backend.source_of(solution, wanted, device)
+            assert [name for name, _ in asked] == ([] if refused else list(met))
+            assert str(answer) == "odd" if refused else "not present" in str(answer) or device is cpu
+            assert all(given == host and given.is_present is (device is cpu) for _, given in asked)
+            assert all(given.torch_device.type == "cpu" for _, given in asked if device is cpu)
+
+
+def test_a_plugin_error_of_a_hook_is_a_refusal(shape, cpu):
+    """Its text is the reason; supports, bind and lacks need not catch it."""
+
+    def refuses():
+        raise PluginError("no library")
+
+    sound, solution = fake_backend("mine"), Solution("mine", "fake")
+    assert with_hooks(sound, supports=refuses).refusal(shape, cpu) == Unsupported("no library")
+    assert with_hooks(sound, bind=refuses).bind(solution, shape, cpu) == Unsupported("no library")
+    assert with_hooks(sound, lacks=refuses).lacks(solution, shape, cpu) == "no library"
 
 
 def test_launchers_of_bind_get_shuffled_weights_plain_and_a_bare_run_as_they_are():
     """With a bound shape the bytes are known to be shuffled; without one the type has the layout."""
     import torch
-    from tunedgemm.backends.hookspecs import hookimpl
     from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight
 
-    class Bare:
-        OPS = ("a16w16",)
-
-        @hookimpl
-        def supports(self):
-            return True
-
-        @hookimpl
-        def enumerate_solutions(self):
-            return [Solution("bare", "k")]
-
-        @hookimpl
-        def run(self, operands):
-            return [type(operand) for operand in operands]
-
-    device, solution = Device("cpu-avx2", 1), Solution("bare", "k")
+    device, solution = Device("cpu-avx2", 1), Solution("mine", "a")
     row, tiled = Shape("a16w16", 2, 32, 64), Shape("a16w16", 2, 32, 64, layout="aiter16x16")
     bound = fake_backend("bound", solutions=("k",), call=lambda solution, shape, *operands: [type(operand) for operand in operands])
     x, weight = torch.zeros(2, 64), shuffle_weight(torch.zeros(32, 64))
@@ -359,29 +366,49 @@ def test_launchers_of_bind_get_shuffled_weights_plain_and_a_bare_run_as_they_are
         launcher = bound.bind(Solution("bound", "k"), shape, device)
         assert launcher.call(x, x) == [torch.Tensor, torch.Tensor]
     assert launcher.call(x, weight, None) == [torch.Tensor, torch.Tensor, type(None)]
-    found = make_backend("bare", Bare()).bind(solution, tiled, device).call(x, weight)
-    assert found[0] is torch.Tensor and issubclass(found[1], ShuffledWeight)
+    found = Backend("mine", Bare(), ops=("a16w16",)).bind(solution, tiled, device).call(x, weight)
+    assert found[1] is torch.Tensor and issubclass(found[2], ShuffledWeight)
 
 
-@pytest.mark.parametrize("attribute", ["CONTRACT", "OPS", "OPTIONS"])
-def test_an_attribute_that_exits_is_a_reason(importable, attribute):
+def test_a_module_that_exits_is_a_reason(importable):
     """What a module raises as its attributes are read costs that plugin alone."""
-    name = f"exits_at_{attribute}"
-    body = f"def __getattr__(name):\n    if name == {attribute!r}: raise SystemExit(name)\n    raise AttributeError(name)\n"
-    hooks = "@hookimpl\ndef supports(): return True\n@hookimpl\ndef enumerate_solutions(): return []\n@hookimpl\ndef run(): return 0\n"
-    ops = "" if attribute == "OPS" else "OPS = ('a16w16',)\n"
-    (importable / f"{name}.py").write_text(f"from tunedgemm.plugin import hookimpl\n{ops}{hooks}{body}")
-    registry = Registry([EntryPoint("mine", name, registry_module.GROUP)])
-    assert f"breaks the contract: SystemExit: {attribute}" in str(registry.get("mine"))
+    (importable / "exits.py").write_text("def __getattr__(name): raise SystemExit(name)\n")
+    registry = Registry([EntryPoint("mine", "exits:backend", registry_module.GROUP)])
+    assert "cannot be imported: SystemExit: backend" in str(registry.get("mine"))
     assert [backend.libtype for backend in registry.select("all")] == [BUILTIN]
 
 
-def test_variables_of_a_plugin():
-    """A backend has the variables that its plugin states and those of its options; other names are faults."""
-    plugin = FakePlugin("mine")
-    plugin.VARIABLES, plugin.OPTIONS = ("MINE_DIR",), (Option("--mine-space", "TUNEDGEMM_MINE_SPACE", "what to list"),)
-    assert make_backend("mine", plugin).variables == ("MINE_DIR", "TUNEDGEMM_MINE_SPACE")
-    for stated in (("mine_dir",), ("MINE-DIR",), "MINE_DIR", (7,)):
-        plugin.VARIABLES = stated
-        with pytest.raises(PluginError, match="libtype 'mine': VARIABLES must be "):
-            make_backend("mine", plugin)
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"variables": ("mine_dir",)}, "variables must be names of capitals, digits and '_' (got 'mine_dir')"),
+        ({"variables": ("MINE-DIR",)}, "variables must be names of capitals, digits and '_' (got 'MINE-DIR')"),
+        ({"variables": "MINE_DIR"}, "variables must be a tuple of names (got 'MINE_DIR'); write ('MINE_DIR',)"),
+        ({"scale_orders": ("m_majer",)}, "scale_orders must be among row, m_major, m_major_padded, aiter32x8 (got 'm_majer')"),
+        ({"rows": ("fmoe:ck",)}, "rows must be op:libtype of its ops and other libtypes (got 'fmoe:ck')"),
+        ({"ops": ("a16w16", "a16w16")}, "ops must be a tuple of names (got ('a16w16', 'a16w16'))"),
+        ({"contract": True}, "contract must be 1 (got True)"),
+        ({"contract": "1"}, "contract must be 1 (got '1')"),
+    ],
+)
+def test_a_wrong_field_is_an_error(fields, fault):
+    """The error names the libtype, the field and its value."""
+    with pytest.raises(PluginError) as caught:
+        fake_backend("mine", **fields)
+    assert str(caught.value).startswith(f"libtype 'mine': {fault}")
+
+
+@pytest.mark.parametrize("field", ["PLATFORMS", "platform", "OPTION", "option", "scale_order", "row", "variable", "op", "library_version"])
+def test_a_misspelt_field_is_a_type_error(field):
+    """No field is accepted in silence."""
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{field}'"):
+        Backend("mine", Bare(), **{"ops": ("a16w16",), field: ()})
+
+
+@pytest.mark.parametrize("hook", ["library_verson", "lack", "suports", "detail"])
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_misspelt_hook_is_an_error(hook, marked):
+    """The error names it, whether or not it is marked."""
+    hooks = type("Misspelt", (Bare,), {hook: hookimpl(lambda self: None) if marked else lambda self: None})
+    with pytest.raises(PluginError, match=rf"libtype 'mine': .*{hook}"):
+        Backend("mine", hooks(), ops=("a16w16",))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tunedgemm.backends.registry import Registry, make_backend
+from tunedgemm.backends.registry import Registry
 from tunedgemm.device import device_of
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.settings import Settings
@@ -32,9 +32,9 @@ def test_reload_picks_up_new_files(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ran.append(values["BLOCK"])
         return torch.nn.functional.linear(x, weight)
 
-    kernel = TunedKernel("mine", "a16w16", {"BLOCK": (16, 32)}, launch, takes=lambda *_: True)
+    kernel = TunedKernel("mine", "a16w16", {"BLOCK": (16, 32)}, launch, takes=lambda *_: None)
     registry = Registry(())
-    registry.add(make_backend("mine", kernel))
+    registry.add(kernel.backend)
     dispatcher = Dispatcher(op_named("a16w16"), registry, settings=Settings(untuned=("mine",)), table=Table.load(op_named("a16w16")))
     weight, path = torch.ones(32, 64), files.user_folder() / files.Name(device_of(-1).gfx, "GEMM-MINE").text
 

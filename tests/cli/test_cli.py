@@ -259,7 +259,7 @@ def test_what_an_extra_brings_names_it(capsys, monkeypatch, untuned: Path, extra
 def test_a_backend_of_few_rows_is_usable(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A backend that serves only M up to 16 reads "yes"; one that serves nothing gives its reason
     for the first shape."""
-    few = fake_backend("few", supports=lambda shape, _: shape.m <= 16 or Unsupported(f"M={shape.m} is not 1 to 16"))
+    few = fake_backend("few", supports=lambda shape, _: None if shape.m <= 16 else Unsupported(f"M={shape.m} is not 1 to 16"))
     none = fake_backend("none", supports=lambda shape, _: Unsupported(f"M={shape.m} is too pretty"))
     monkeypatch.setattr("tunedgemm.backends.registry.Registry", lambda: fake_registry(few, none))
     out = " ".join(run(capsys, "plugins")[1].replace("│", " ").split())

@@ -25,7 +25,7 @@ from tunedgemm.ops import op_named, ops
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, write_rows
-from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
+from tunedgemm.testing.fakes import exact, fake_backend, fake_registry, with_hooks
 from tunedgemm.text.printable import printable
 from tunedgemm_engines.health import SGLANG, VLLM
 
@@ -209,10 +209,8 @@ def test_toolchains_are_the_plugins_words(cpu: Device) -> None:
     def broken(device: Device) -> list[str]:
         raise OSError("no compiler")
 
-    good = attrs.evolve(fake_backend("good"), details=lambda _: ("nvcc 13.0: /usr/bin/nvcc",))
-    from tunedgemm.backends.contract import guarded_details
-
-    bad = attrs.evolve(fake_backend("bad"), details=guarded_details(broken))
+    good = with_hooks(fake_backend("good"), details=lambda: ("nvcc 13.0: /usr/bin/nvcc",))
+    bad = with_hooks(fake_backend("bad"), details=broken)
     section = installed.toolchains(fake_registry(good, bad), cpu)
     assert Fact("good", "nvcc 13.0: /usr/bin/nvcc") in section.facts
     remedy = "install another version of fake-bad, or uninstall it"

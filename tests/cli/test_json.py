@@ -5,9 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
-from tunedgemm.backends.registry import make_backend
 from tunedgemm.cli import main
-from tunedgemm.testing.fakes import FakePlugin, fake_registry
+from tunedgemm.testing.fakes import fake_backend, fake_registry, with_hooks
 from tunedgemm.text.printable import printable
 
 PAGE = Path(__file__).parents[2] / "docs" / "json.md"
@@ -149,9 +148,8 @@ def test_plugins(both, fake_plugins):
 
 def test_details_of_a_backend(both, monkeypatch):
     """With -v the library's version and the backend's own lines are in both outputs; without it in none."""
-    plugin = FakePlugin("mine")
-    plugin.details, plugin.library_version = lambda _: ["found libmine.so", "4 kernels"], lambda _: "7.5"
-    registry = fake_registry(make_backend("mine", plugin, "tunedgemm-mine", "1"))
+    mine = with_hooks(fake_backend("mine"), details=lambda: ["found libmine.so", "4 kernels"], library_version=lambda: "7.5")
+    registry = fake_registry(mine)
     monkeypatch.setattr("tunedgemm.backends.registry.Registry", lambda: registry)
     text, document, _ = both("plugins -v")
     assert document["backends"][0]["details"] == ["found libmine.so", "4 kernels"] and document["backends"][0]["library"] == "7.5"

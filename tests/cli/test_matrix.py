@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from tunedgemm.architectures import ARCHITECTURES
 from tunedgemm.backends import registry
+from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.platforms import Platform
-from tunedgemm.backends.registry import Backend, make_backend
 from tunedgemm.cli import main, matrix
 from tunedgemm.device import Device
 from tunedgemm.libtypes import ALL, WITHOUT_BACKEND
 from tunedgemm.ops import ops
-from tunedgemm.testing.fakes import FakePlugin, fake_registry
+from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.testing.shapes import shapes_of
 
 ROOT = Path(__file__).parents[2]
@@ -22,9 +22,7 @@ EXTRA = re.compile(r'^(\w+) = \["(tunedgemm-[\w-]+)>=0\.1"\]$', re.MULTILINE)
 
 
 def backend(libtype, platforms, covered=("a16w16", "a8w8")):
-    plugin = FakePlugin(libtype, ops=covered)
-    plugin.PLATFORMS = platforms
-    return make_backend(libtype, plugin, f"tunedgemm-{libtype}", "1")
+    return fake_backend(libtype, ops=covered, platforms=platforms, distribution=f"tunedgemm-{libtype}")
 
 
 @pytest.fixture
@@ -56,7 +54,7 @@ class TestCommand:
         assert lines[2:5] == [
             r"| `mine` | tunedgemm-mine | `a16w16`, `a8w8` | `sm_90`, `sm_100` | a \| b 2.1; nvcc | H100, H200 |",
             "| `mine` | tunedgemm-mine | `a16w16` | other NVIDIA GPU, any CPU | nothing else | never run |",
-            "| `vague` | tunedgemm-vague | `a16w16`, `a8w8` |  | states no PLATFORMS |  |",
+            "| `vague` | tunedgemm-vague | `a16w16`, `a8w8` |  | states no platforms |  |",
         ]
         assert "| `whole` | tunedgemm-whole | every op | any AMD GPU | nothing else | never run |" in lines
         assert lines[-1] == "| `absent` | tunedgemm-absent |  |  | not installed; pip install tunedgemm[absent] |  |"
@@ -121,14 +119,14 @@ class TestPage:
             for gfx in (*ARCHITECTURES, "sm_122", "gfx1103", "gfx906")
             for op in backend.ops
             if not any(platform.serves(op, Device(gfx, 100)) for platform in backend.platforms)
-            and any(backend.supports(shape, Device(gfx, 100)) is True for shape in shapes_of(op))
+            and any(backend.refusal(shape, Device(gfx, 100)) is None for shape in shapes_of(op))
         ]
         assert len(backends) > 10 and not unstated
 
     def test_a_plugin_without_platforms_fails(self, script, monkeypatch):
         """Plugins of this repository state where they run."""
         monkeypatch.setattr(script, "registry", lambda: fake_registry(backend("vague", ())))
-        with pytest.raises(SystemExit, match="vague: states no PLATFORMS"):
+        with pytest.raises(SystemExit, match="vague: states no platforms"):
             script.current(script.PAGE.read_text())
 
     def test_each_libtype_has_its_extra(self, script):

@@ -12,13 +12,12 @@ import attrs
 import pytest
 import torch
 from tunedgemm import __version__
-from tunedgemm.backends import builtin as torch_backend
-from tunedgemm.backends import registry
+from tunedgemm.backends import builtin, registry
 from tunedgemm.cli import main
 from tunedgemm.cli.new_plugin import FILES
 from tunedgemm.ops import op_named, ops
 from tunedgemm.plugin import Shape
-from tunedgemm.tools import torch_launcher
+from tunedgemm.tools.launching import torch_launcher
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,7 +65,7 @@ def test_a_third_party_op_is_computed_by_its_reference(monkeypatch, cpu):
     """For an unknown op torch's backend runs the reference in
     the output's dtype and shape, or gives a reason."""
     known = op_named("a16w16")
-    monkeypatch.setattr(torch_backend, "op_named", lambda _: known)
+    monkeypatch.setattr(builtin, "op_named", lambda _: known)
     shape = Shape("another", 3, 32, 64, outdtype="fp32")
     x, weight = known.make_inputs(attrs.evolve(shape, op="a16w16"), torch.device("cpu"), 0)
 

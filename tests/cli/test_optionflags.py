@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import pytest
 from tunedgemm import cli
-from tunedgemm.backends.registry import Backend
+from tunedgemm.backends.backend import Backend
 from tunedgemm.cli.optionflags import add_options, option_variables
 from tunedgemm.errors import UserError
 from tunedgemm.plugin import Option
@@ -25,7 +25,7 @@ VARIABLE = "TUNEDGEMM_FAKE_SPACE"
 
 
 def backend(libtype: str, *options: Option) -> Backend:
-    return attrs.evolve(fake_backend(libtype), options=options)
+    return fake_backend(libtype, options=options)
 
 
 def parser_of(*backends: Backend) -> argparse.ArgumentParser:

@@ -17,7 +17,7 @@ from tunedgemm.ops import op_named, ops
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, read_rows, write_rows
-from tunedgemm.testing.fakes import fake_backend, fake_registry
+from tunedgemm.testing.fakes import fake_backend, fake_registry, with_hooks
 
 OP = op_named("a16w16")
 HEAD = "gfx,cu_num,M,N,K,libtype,us,kernelName,note"
@@ -245,7 +245,7 @@ class TestCheck:
             asked.append((solution.kernel_name, device.gfx, device.cu_num))
             return f"no kernel for {device.gfx}"
 
-        mine, other = (attrs.evolve(fake_backend(name, ops=(op,)), lacks=lacks) for name, op in (("mine", "a16w16"), ("other", "a8w8")))
+        mine, other = (with_hooks(fake_backend(name, ops=(op,)), lacks=lacks) for name, op in (("mine", "a16w16"), ("other", "a8w8")))
         monkeypatch.setattr(check, "Registry", lambda: fake_registry(mine, other))
         _, out = checked(
             tmp_path,

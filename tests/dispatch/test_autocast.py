@@ -8,7 +8,7 @@ import attrs
 import pytest
 import torch
 import tunedgemm
-from tunedgemm.backends.builtin import enumerate_solutions
+from tunedgemm.backends.builtin.hooks import enumerate_solutions
 from tunedgemm.device import device_of
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm

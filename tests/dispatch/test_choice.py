@@ -9,7 +9,7 @@ import pytest
 import torch
 from tunedgemm.backends.hookspecs import hookimpl
 from tunedgemm.backends.launcher import Launcher
-from tunedgemm.backends.registry import Registry, make_backend
+from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device, device_of
 from tunedgemm.dispatch.choice import NATIVE, Explanation, Offer, choose, examine, offers, resolve
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
@@ -21,7 +21,7 @@ from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.table.csvfile import write_rows
 from tunedgemm.table.lookup import Table
 from tunedgemm.table.row import Row
-from tunedgemm.testing.fakes import FakePlugin, exact, fake_backend, fake_registry
+from tunedgemm.testing.fakes import FakeHooks, exact, fake_backend, fake_registry, with_hooks
 from tunedgemm.testing.listed import listed
 
 OP = op_named("a16w16")
@@ -91,7 +91,7 @@ class TestPartOfAName:
         def lacks(solution, shape, device):
             return "" if solution.kernel_name == "auto" else "unknown"
 
-        registry = fake_registry(attrs.evolve(fake_backend("mine"), lacks=lacks))
+        registry = fake_registry(with_hooks(fake_backend("mine"), lacks=lacks))
         explanation = chosen(registry, row(Solution("mine", "auto")), row(Solution("mine", "aut"), us=1.0))
         assert explanation.offer.solution == Solution("mine", "auto")
         assert told(explanation) == ["no kernel of mine for this shape has 'aut' in its name"]
@@ -163,10 +163,8 @@ def test_a_libtype_that_is_not_installed(libtype, reason, monkeypatch):
     assert f"not {libtype}:k: libtype {libtype!r}: {reason}" in str(explanation)
 
 
-class AnyRow(FakePlugin):
-    """A backend that runs rows of other libtypes: ``one+two`` and ``busy``."""
-
-    ROWS = ("a16w16:one+two", "a16w16:busy")
+class AnyRow(FakeHooks):
+    """Hooks that run rows of any libtype."""
 
     @hookimpl
     def bind(self, solution, shape):
@@ -174,12 +172,17 @@ class AnyRow(FakePlugin):
         return Launcher(lambda *operands: exact(solution, shape, *operands))
 
 
+def any_row(*rows, **answers):
+    """Return a backend that runs rows of other libtypes: by default ``one+two`` and ``busy``."""
+    return fake_backend("anyrow", hooks=AnyRow("anyrow", **answers), rows=rows or ("a16w16:one+two", "a16w16:busy"))
+
+
 class TestRowsOfOthers:
-    """``ROWS`` of a backend: it runs rows of other libtypes, where their own backends do not."""
+    """``rows`` of a backend: it runs rows of other libtypes, where their own backends do not."""
 
     def chosen(self, libtype, *others):
         registry = fake_registry(*others)
-        registry.add(make_backend("anyrow", AnyRow("anyrow")))
+        registry.add(any_row())
         return chosen(registry, row(Solution(libtype, "k"), gfx="gfx942", cu_num=304))
 
     def test_the_stated_libtypes_run(self):
@@ -194,7 +197,7 @@ class TestRowsOfOthers:
     def test_the_rows_own_backend_comes_first(self):
         """It is asked only where the row's own backend refuses the shape."""
         registry = fake_registry(fake_backend("busy", solutions=("k",)))
-        registry.add(make_backend("anyrow", AnyRow("anyrow")))
+        registry.add(any_row())
         offer = Offer(Solution("busy", "k"), "table", "")
         assert examine(offer, SHAPE, MI300X, registry) is registry.get("busy")
         registry.add(fake_backend("busy", solutions=("k",), supports=lambda shape, device: Unsupported("too wide")))
@@ -202,8 +205,10 @@ class TestRowsOfOthers:
 
     def test_other_plugins_are_imported_at_the_first_refusal(self, monkeypatch):
         """A row that its own backend serves imports that one alone; later refusals import none."""
-        registry = fake_registry(fake_backend("busy", solutions=("k",), supports=lambda shape, device: shape.m < 9 or Unsupported("M")))
-        registry.add(make_backend("anyrow", AnyRow("anyrow")))
+        registry = fake_registry(
+            fake_backend("busy", solutions=("k",), supports=lambda shape, device: None if shape.m < 9 else Unsupported("M"))
+        )
+        registry.add(any_row())
         asked, get = [], Registry.get
         monkeypatch.setattr(Registry, "get", lambda registry, libtype: asked.append(libtype) or get(registry, libtype))
         offer, large = Offer(Solution("busy", "k"), "table", ""), attrs.evolve(SHAPE, m=9)
@@ -215,15 +220,13 @@ class TestRowsOfOthers:
     @listed("row", ["fmoe:one", "a16w16:anyrow", "a16w16:", "one"])
     def test_a_wrong_statement_breaks_the_contract(self, row):
         """An entry has an op of the plugin and another libtype."""
-        plugin = AnyRow("anyrow")
-        plugin.ROWS = (row,)
-        with pytest.raises(PluginError, match="ROWS must be op:libtype of its OPS"):
-            make_backend("anyrow", plugin)
+        with pytest.raises(PluginError, match="rows must be op:libtype of its ops"):
+            any_row(row)
 
     def test_both_reasons_are_given(self):
         """Where neither serves the shape, the reason names both."""
         registry = fake_registry(fake_backend("busy", supports=lambda shape, device: Unsupported("too wide")))
-        registry.add(make_backend("anyrow", AnyRow("anyrow", supports=lambda shape, device: Unsupported("no library"))))
+        registry.add(any_row(supports=lambda shape, device: Unsupported("no library")))
         refusal = examine(Offer(Solution("busy", "k"), "table", ""), SHAPE, MI300X, registry)
         assert refusal.reason == "too wide; anyrow: no library"
 
@@ -251,7 +254,7 @@ def test_a_kernel_that_a_backend_lacks_is_passed_over_for_a_described_device():
     def lacks(solution, shape, device):
         return "" if solution.kernel_name == "k" else f"none for {device.gfx}"
 
-    registry = fake_registry(attrs.evolve(fake_backend("mine"), lacks=lacks))
+    registry = fake_registry(with_hooks(fake_backend("mine"), lacks=lacks))
     there, gone = (chosen(registry, row(Solution("mine", name), gfx="gfx942", cu_num=304)) for name in ("k", "old"))
 
     assert (there.libtype, told(there)) == ("mine", [])
@@ -346,15 +349,10 @@ def test_load_config_takes_the_short_form(tmp_path):
 
 def test_another_library_version_is_a_warning(tmp_path, caplog):
     """Rows of another library version are named once for each table and libtype, in a warning."""
-
-    class Versioned(FakePlugin):
-        def library_version(self, device: Device) -> str:
-            return "2"
-
     here, shapes = device_of(-1), [Shape("a16w16", m, 16, 32, dtype="fp32") for m in (1, 2, 3)]
     expected = []
     for number, libtype in enumerate(("alpha", "beta", "alpha")):
-        gemm = TunedGemm(fake_registry(make_backend(libtype, Versioned(libtype))))
+        gemm = TunedGemm(fake_registry(with_hooks(fake_backend(libtype), library_version=lambda: "2")))
         rows = [attrs.evolve(row(Solution(libtype, "fake"), gfx=here.gfx, cu_num=here.cu_num), shape=shape, libver="1") for shape in shapes]
         write_rows(tmp_path / f"{number}.csv", OP, rows)
         gemm.load_config(tmp_path / f"{number}.csv")

@@ -14,7 +14,6 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
-from tunedgemm.backends.registry import make_backend
 from tunedgemm.device import device_of
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
@@ -24,7 +23,7 @@ from tunedgemm.plugin import Launcher, Unsupported, hookimpl
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, write_rows
-from tunedgemm.testing.fakes import FakePlugin, fake_registry
+from tunedgemm.testing.fakes import FakeHooks, fake_backend, fake_registry
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
@@ -74,7 +73,7 @@ class Model:
             self.cached = {place: bound for place, bound in self.cached.items() if (place[0], bound) != (m, kernel)}
 
 
-class Plugin(FakePlugin):
+class Hooks(FakeHooks):
     """Kernels of one libtype that fail, refuse to bind and wait when the machine says so."""
 
     def __init__(self, libtype: str, machine: Dispatch) -> None:
@@ -123,7 +122,7 @@ class Dispatch(RuleBasedStateMachine):
         self.errors: dict[str, type[BaseException]] = {}
         self.refusals: dict[str, type] = {}
         self.pause, self.slow, self.fresh = 0.0, 0, itertools.count(1000)
-        registry = fake_registry(*(make_backend(libtype, Plugin(libtype, self)) for libtype in set(LIBTYPES.values())))
+        registry = fake_registry(*(fake_backend(libtype, hooks=Hooks(libtype, self)) for libtype in set(LIBTYPES.values())))
         self.gemm = TunedGemm(registry, settings=Settings(untuned=("alpha",)))
         self.dispatcher = self.gemm.dispatcher
         self.linear = routed_linear(self.dispatcher)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import tracemalloc
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import attrs
 import pytest
 import torch
 import tunedgemm
+from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import device_of
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
@@ -23,7 +25,7 @@ from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, write_rows
 from tunedgemm.table.scan import Reader
 from tunedgemm.table.untuned import read_untuned
-from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
+from tunedgemm.testing.fakes import exact, fake_backend, fake_registry, with_hooks
 from tunedgemm.testing.listed import listed
 from tunedgemm.tuner import Options, tune
 
@@ -363,10 +365,14 @@ def test_thousands_of_rows_of_a_few_layers_take_little_memory(tmp_path: Path) ->
     at most 3 kB of Python memory per launcher."""
     bound: list[int] = []
 
-    def empty(solution: Solution, shape: Shape, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def empty(shape: Shape, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return x.new_empty(shape.m, shape.n)
 
-    backend = fake_backend("turbo", supports=lambda shape, device: bound.append(shape.m) or True, call=empty)
+    def bind(shape: Shape) -> Launcher:
+        bound.append(shape.m)
+        return Launcher(functools.partial(empty, shape))
+
+    backend = with_hooks(fake_backend("turbo"), bind=bind)
     here, sizes = device_of(-1), [(16, 32), (32, 32), (48, 32), (64, 32)]
     rows = [
         Row(

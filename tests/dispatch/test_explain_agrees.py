@@ -9,9 +9,10 @@ from pathlib import Path
 
 import attrs
 import pytest
+from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.hookspecs import hookimpl
 from tunedgemm.backends.launcher import Launcher
-from tunedgemm.backends.registry import Backend, Registry, make_backend
+from tunedgemm.backends.registry import Registry
 from tunedgemm.cli import main
 from tunedgemm.cli.table import check
 from tunedgemm.device import Device, as_present, current_device
@@ -25,7 +26,7 @@ from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.table.csvfile import infer_op, read_rows, write_rows
 from tunedgemm.table.lookup import Table
 from tunedgemm.table.row import Row
-from tunedgemm.testing.fakes import FakePlugin, fake_registry
+from tunedgemm.testing.fakes import FakeHooks, fake_backend, fake_registry
 from tunedgemm.testing.shapes import shapes_of
 
 #: Rows of each real file that are explained, spread over it.
@@ -107,9 +108,10 @@ def test_explain_file_line_agrees_about_real_rows(repository: Path) -> None:
             assert (said.verdict in ("serves it", "would serve it")) is served, said
 
 
-class Tiles(FakePlugin):
+class Tiles(FakeHooks):
     """A backend of kernels for M up to their tile."""
 
+    @hookimpl
     def lacks(self, solution, shape):
         name, sizes = solution.kernel_name, {f"t{size}": size for size in (4, 16, 64)}
         if name not in sizes:
@@ -127,7 +129,7 @@ def test_explain_table_check_and_dispatch_agree_about_synthetic_rows(
 ) -> None:
     """For random rows, explain names what dispatch binds, and table check the misses."""
     tiles = Tiles("tiles", solutions=lambda shape, _: [f"t{size}" for size in (4, 16, 64) if shape.m <= size])
-    registry, draw, here, op = fake_registry(make_backend("tiles", tiles)), random.Random(7), current_device(), op_named("a16w16")
+    registry, draw, here, op = fake_registry(fake_backend("tiles", hooks=tiles)), random.Random(7), current_device(), op_named("a16w16")
     monkeypatch.setattr(check, "Registry", lambda: registry)
     names, libtypes = ("t4", "t16", "t64", "t", "", "native", "mm", "gone"), ("tiles", "torch", "absent")
     shapes = [attrs.evolve(shape, m=m) for shape in shapes_of("a16w16")[:3] if shape.layout == "row" for m in (1, 4, 9, 40)]

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from tunedgemm.backends.registry import make_backend
 from tunedgemm.device import device_of
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
@@ -26,7 +25,7 @@ from tunedgemm.plugin import Launcher, hookimpl
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, write_rows
-from tunedgemm.testing.fakes import FakePlugin, fake_backend, fake_registry
+from tunedgemm.testing.fakes import FakeHooks, fake_backend, fake_registry
 from tunedgemm.testing.listed import listed
 
 OP = op_named("a16w16")
@@ -232,7 +231,7 @@ def test_an_error_of_torch_within_a_launcher_blames_no_kernel(kernels: Kernels, 
     assert kernels.calls == [] and kernels.chosen == FIRST
 
 
-class Exiting(FakePlugin):
+class Exiting(FakeHooks):
     """A plugin that raises in one of its hooks."""
 
     def __init__(self, hook: str, raised: Callable[[], BaseException]) -> None:
@@ -244,10 +243,9 @@ class Exiting(FakePlugin):
             raise self._raised()
 
     @hookimpl
-    def supports(self, shape: Shape, device: Any) -> bool:
+    def supports(self, shape: Shape, device: Any) -> None:
         """Support every shape."""
         self._meet("supports")
-        return True
 
     @hookimpl
     def enumerate_solutions(self, shape: Shape, device: Any) -> Any:
@@ -272,11 +270,13 @@ class Exiting(FakePlugin):
 
         return Launcher(call)
 
+    @hookimpl
     def lacks(self, solution: Solution, shape: Shape, device: Any) -> str:
         """Lack nothing."""
         self._meet("lacks")
         return ""
 
+    @hookimpl
     def library_version(self, device: Any) -> str:
         """Return a version."""
         self._meet("library_version")
@@ -291,7 +291,7 @@ def test_a_plugin_that_exits_costs_itself_only(what: str, hook: str, tmp_path: P
     row = Row(shape=SHAPE, gfx=here.gfx, cu_num=here.cu_num, device=here.name, solution=Solution("alpha", ""), us=1.0, libver="0")
     write_rows(tmp_path / "tuned.csv", OP, [row])
     plugin = Exiting(hook, RAISED[what])
-    registry = fake_registry(make_backend("alpha", plugin))
+    registry = fake_registry(fake_backend("alpha", hooks=plugin))
     for table in (True, False):
         gemm = TunedGemm(registry, settings=Settings(untuned=("alpha",)))
         if table:
@@ -370,7 +370,7 @@ class TestSignals:
         """Ctrl-C passes while a plugin binds, and the next call binds again."""
         signal.signal(signal.SIGINT, signal.default_int_handler)
         plugin = Exiting("bind", lambda: os.kill(os.getpid(), signal.SIGINT) or time.sleep(1) or RuntimeError())  # type: ignore[func-returns-value]
-        gemm = TunedGemm(fake_registry(make_backend("alpha", plugin)), settings=Settings(untuned=("alpha",)))
+        gemm = TunedGemm(fake_registry(fake_backend("alpha", hooks=plugin)), settings=Settings(untuned=("alpha",)))
         with pytest.raises(KeyboardInterrupt):
             gemm.mm(X, WEIGHT)
         plugin._hook = ""

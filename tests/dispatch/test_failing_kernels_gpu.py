@@ -9,13 +9,15 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.driver import driver_interface, load_function, loaded_driver
-from tunedgemm.backends.registry import Backend, Registry
+from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device, device_of
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.ops import op_named
 from tunedgemm.plugin import Launcher, Shape, Solution, Unsupported
 from tunedgemm.table.csvfile import Row, write_rows
+from tunedgemm.testing.fakes import with_hooks
 
 pytestmark = pytest.mark.gpu
 
@@ -41,7 +43,7 @@ def refused_launch(device: Device) -> None:
 
 def failing_from(backend: Backend, failing: threading.Event) -> Backend:
     """Return the backend with launchers whose launches are refused from an event on."""
-    bind = backend.hooks["bind"]
+    bind = backend.functions["bind"]
 
     def bound(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
         launcher = bind(solution, shape, device)
@@ -56,7 +58,7 @@ def failing_from(backend: Backend, failing: threading.Event) -> Backend:
 
         return attrs.evolve(launcher, call=run)
 
-    return attrs.evolve(backend, hooks={**backend.hooks, "bind": bound})
+    return with_hooks(backend, bind=bound)
 
 
 def row_of(backend: Backend, device: Device, us: float) -> Row:
@@ -73,7 +75,7 @@ def test_sixteen_threads_meet_a_kernel_that_starts_failing(
     device, registry, failing = device_of(0), Registry(), threading.Event()
     backends = [registry.get(first), registry.get(second)]
     for backend in backends:
-        if device.kind != "nvidia" or not isinstance(backend, Backend) or not backend.supports(SHAPE, device):
+        if device.kind != "nvidia" or not isinstance(backend, Backend) or backend.refusal(SHAPE, device):
             pytest.skip(f"{first} and {second} do not both serve {SHAPE} on {device}")
     path = tmp_path / "tuned.csv"
     rows = [row_of(backend, device, us) for us, backend in enumerate(backends, 1)]

@@ -70,7 +70,9 @@ def blocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[], 
 
 def test_while_another_thread_binds(blocked, in_child) -> None:
     """The child binds new shapes although the thread that held the lock does not exist in it."""
-    registry = fake_registry(fake_backend("slow", heuristic="fake", supports=lambda shape, device: shape.m != 7 or blocked.block()))
+    registry = fake_registry(
+        fake_backend("slow", heuristic="fake", supports=lambda shape, device: None if shape.m != 7 else blocked.block())
+    )
     gemm = TunedGemm(registry, settings=Settings(untuned=("slow",)))
     gemm.mm(torch.randn(2, 32), WEIGHT)
     blocked(lambda: gemm.mm(torch.randn(7, 32), WEIGHT))
@@ -81,14 +83,11 @@ def test_while_another_thread_binds(blocked, in_child) -> None:
 def test_while_a_plugin_is_imported(importable: Path, in_child) -> None:
     """A fork waits for the import of a plugin: half-done, it would never end in the child."""
     (importable / "slow_plugin.py").write_text(
-        "import time\nfrom tunedgemm.testing.fakes import FakePlugin\ntime.sleep(0.5)\n"
-        "import sys\nplugin = FakePlugin('slow', heuristic='fake')\n"
-        "OPS, supports, enumerate_solutions, heuristic_fallback, bind = plugin.OPS, plugin.supports, "
-        "plugin.enumerate_solutions, plugin.heuristic_fallback, plugin.bind\n"
+        "import time\nfrom tunedgemm.testing.fakes import fake_backend\ntime.sleep(0.5)\nslow = fake_backend('slow', heuristic='fake')\n"
     )
     from importlib.metadata import EntryPoint
 
-    registry = Registry([EntryPoint("slow", "slow_plugin", "tunedgemm.backends")])
+    registry = Registry([EntryPoint("slow", "slow_plugin:slow", "tunedgemm.backends")])
     gemm = TunedGemm(registry, settings=Settings(untuned=("slow",)))
     thread = threading.Thread(target=lambda: gemm.mm(torch.randn(5, 32), WEIGHT))
     thread.start()

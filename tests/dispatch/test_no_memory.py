@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import attrs
 import pytest
 import torch
 from tunedgemm.backends.launcher import Launcher
@@ -10,7 +9,7 @@ from tunedgemm.device import current_device
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.shape import Shape
-from tunedgemm.testing.fakes import fake_backend, fake_registry
+from tunedgemm.testing.fakes import fake_backend, fake_registry, with_hooks
 
 
 @pytest.mark.parametrize(
@@ -43,7 +42,7 @@ def test_running_out_of_memory_in_bind_costs_one_call() -> None:
         return Launcher(torch._C._nn.linear)
 
     backend = fake_backend("turbo", heuristic="fake")
-    backend = attrs.evolve(backend, hooks=backend.hooks | {"bind": bind})
+    backend = with_hooks(backend, bind=bind)
     gemm = TunedGemm(fake_registry(backend), settings=Settings(untuned=("turbo",)))
     x, weight, shape = torch.randn(4, 32), torch.randn(16, 32), Shape("a16w16", 4, 16, 32, dtype="fp32")
 

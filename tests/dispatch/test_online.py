@@ -40,17 +40,16 @@ PLUGIN = '''
 """The backend `notes`: F.linear, and what NOTES_KIND asks for; the environment of its process goes to the file NOTES."""
 
 import os
+import sys
 import time
 from pathlib import Path
 
-from tunedgemm.plugin import Solution, hookimpl
-
-OPS = ("a16w16",)
+from tunedgemm.plugin import Backend, Solution, hookimpl
 
 
 @hookimpl
 def supports():
-    return True
+    return None
 
 
 @hookimpl
@@ -68,6 +67,9 @@ def run(operands):
     if os.environ.get("NOTES_KIND") == "hangs":
         time.sleep(3600)
     return torch.nn.functional.linear(*operands) + (os.environ.get("NOTES_KIND") == "wrong")
+
+
+backend = Backend("notes", sys.modules[__name__], ops=("a16w16",))
 '''
 
 #: A workload of one call that waits for both processes; it prints the solution and the imported
@@ -99,7 +101,7 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "plugin"
     (folder / "notes-1.dist-info").mkdir(parents=True)
     (folder / "notes-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: notes\nVersion: 1\n")
-    (folder / "notes-1.dist-info" / "entry_points.txt").write_text("[tunedgemm.backends]\nnotes = notes_backend\n")
+    (folder / "notes-1.dist-info" / "entry_points.txt").write_text("[tunedgemm.backends]\nnotes = notes_backend:backend\n")
     (folder / "notes_backend.py").write_text(PLUGIN)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("NOTES", str(tmp_path / "notes.txt"))

@@ -14,7 +14,6 @@ import tunedgemm
 from tunedgemm.backends import split
 from tunedgemm.backends.hookspecs import hookimpl
 from tunedgemm.backends.launcher import Launcher
-from tunedgemm.backends.registry import make_backend
 from tunedgemm.device import Device, device_of
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.settings import Settings
@@ -25,7 +24,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.table.csvfile import write_rows
 from tunedgemm.table.row import Row
-from tunedgemm.testing.fakes import FakePlugin, fake_backend, fake_registry
+from tunedgemm.testing.fakes import FakeHooks, fake_backend, fake_registry
 from tunedgemm.testing.listed import listed
 
 Met = list[tuple[str, tuple[int, ...]]]
@@ -164,12 +163,12 @@ def test_shapes_met_first_in_a_capture_are_listed_and_served_by_torch(met: Met, 
     assert len(met) == 2
 
 
-class Capturable(FakePlugin):
+class Capturable(FakeHooks):
     """Its launchers may be captured."""
 
     @hookimpl
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
-        """As a `FakePlugin` does it."""
+        """As `FakeHooks` do it."""
         found = super().bind(solution, shape, device)
         return attrs.evolve(found, graph_safe=True) if isinstance(found, Launcher) else found
 
@@ -189,8 +188,8 @@ def test_a_split_bias_is_bound_with_its_product(own: bool, capturing, tmp_path: 
     tuned, solution = (biased, split.with_add(plain)) if own else (shape(3, 16, 32), plain)
     row = Row(shape=tuned, gfx=here.gfx, cu_num=here.cu_num, device="", solution=solution, us=1.0)
     write_rows(tmp_path / "t.csv", op_named("a16w16"), [row])
-    no_bias = Capturable("turbo", solutions=("k",), call=call, supports=lambda asked, _: Unsupported("no bias") if asked.bias else True)
-    gemm = TunedGemm(fake_registry(make_backend("turbo", no_bias)))
+    no_bias = Capturable("turbo", solutions=("k",), call=call, supports=lambda asked, _: Unsupported("no bias") if asked.bias else None)
+    gemm = TunedGemm(fake_registry(fake_backend("turbo", hooks=no_bias)))
     gemm.load_config(tmp_path / "t.csv")
     assert gemm.dispatcher.prewarm(None if own else [biased], here) == 1
     assert met == [("turbo:k", False)]

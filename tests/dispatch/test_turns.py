@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 
-import attrs
 import pytest
 import torch
 from tunedgemm.backends.launcher import Launcher
@@ -13,7 +12,7 @@ from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.dispatch.turns import Turns, _held
 from tunedgemm.shape import Shape
-from tunedgemm.testing.fakes import fake_backend, fake_registry
+from tunedgemm.testing.fakes import fake_backend, fake_registry, with_hooks
 
 
 def test_a_slow_bind_holds_up_its_own_shape_alone() -> None:
@@ -28,7 +27,7 @@ def test_a_slow_bind_holds_up_its_own_shape_alone() -> None:
         return Launcher(torch._C._nn.linear)
 
     backend = fake_backend("slow", heuristic="fake")
-    backend = attrs.evolve(backend, hooks=backend.hooks | {"bind": bind})
+    backend = with_hooks(backend, bind=bind)
     gemm = TunedGemm(fake_registry(backend), settings=Settings(untuned=("slow",)))
     weight = torch.randn(16, 32)
     threads = [threading.Thread(target=lambda: gemm.mm(torch.randn(7, 32), weight)) for _ in range(3)]

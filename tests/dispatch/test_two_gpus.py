@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 import tunedgemm
-from tunedgemm.backends.registry import Backend, Registry
+from tunedgemm.backends.backend import Backend
+from tunedgemm.backends.registry import Registry
 from tunedgemm.device import device_of
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.errors import OperandError
@@ -37,7 +38,7 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Dispatcher, 
     libtype, shape = request.param
     backend = Registry().get(libtype)
     device = device_of(0)
-    if not isinstance(backend, Backend) or not backend.supports(shape, device):
+    if not isinstance(backend, Backend) or backend.refusal(shape, device):
         pytest.skip(f"{libtype} does not serve {shape} on {device}")
     solutions = backend.solutions(shape, device)
     solution = next((each for each in solutions if each.split_k > 1), solutions[0])  # splits need a workspace

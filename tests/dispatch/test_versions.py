@@ -7,7 +7,7 @@ from pathlib import Path
 
 import attrs
 import pytest
-from tunedgemm.backends.registry import Registry, make_backend
+from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device, device_of
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.settings import Settings
@@ -19,7 +19,7 @@ from tunedgemm.table.folders import TableLayer
 from tunedgemm.table.lookup import Table
 from tunedgemm.table.published import Provenance, published_text
 from tunedgemm.table.row import Row
-from tunedgemm.testing.fakes import FakePlugin, fake_registry
+from tunedgemm.testing.fakes import fake_backend, fake_registry, with_hooks
 
 OP = op_named("a16w16")
 H200 = Device("sm_90", 132, "nvidia-h200")
@@ -54,8 +54,7 @@ def test_a_table_of_another_driver_or_triton_serves_as_its_plugin_says(tmp_path:
 
 def test_versions_of_others_tables_name_their_own_remedy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Rows of the package do not warn, and those of a distribution have a remedy that keeps it."""
-    plugin = FakePlugin("alpha")
-    plugin.library_version = lambda device: "2"  # type: ignore[attr-defined]
+    alpha = with_hooks(fake_backend("alpha"), library_version=lambda: "2")
     here, shape = device_of(-1), Shape("a16w16", 1, 16, 32, dtype="fp32")
     for number, (name, origin) in enumerate([("shipped", ""), ("distribution", "acme-tables 1.2"), ("user", "")]):
         path = tmp_path / f"{number}.csv"
@@ -63,7 +62,7 @@ def test_versions_of_others_tables_name_their_own_remedy(tmp_path: Path, caplog:
         table = Table.load(OP, layers=[TableLayer(name, (path,), origin)])
         with caplog.at_level(logging.INFO):
             caplog.clear()
-            said = Dispatcher(OP, fake_registry(make_backend("alpha", plugin)), table=table).explain(shape, here)
+            said = Dispatcher(OP, fake_registry(alpha), table=table).explain(shape, here)
         assert said.offer.why.endswith("; tuned with 1, now 2") and f"({(origin and f'{name} {origin}') or name})" in said.offer.why
         (record,) = [record for record in caplog.records if "were tuned with" in record.getMessage()]
         assert record.levelno == (logging.INFO if name == "shipped" else logging.WARNING)

@@ -3,22 +3,21 @@
 Its distribution is the neighbouring folder.
 """
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
-from tunedgemm.plugin import Option, Shape, Solution, Unsupported, hookimpl
+from tunedgemm.plugin import Backend, Option, Shape, Solution, Unsupported, hookimpl
 
-OPS = ("a16w16",)
 SPACE = Option("--fake-space", "TUNEDGEMM_FAKE_SPACE", "how much to list", ("small", "full"))
-OPTIONS = (SPACE,)
 
 
 @hookimpl
-def supports(shape: Shape) -> bool | Unsupported:
+def supports(shape: Shape) -> Unsupported | None:
     """Accept plain weights and outputs of the activations' dtype."""
     if shape.layout != "row" or shape.scale != "none" or shape.outdtype != shape.dtype or shape.bias_dtype not in ("", shape.dtype):
         return Unsupported("takes plain operands of one dtype")
-    return True
+    return None
 
 
 @hookimpl
@@ -40,3 +39,6 @@ def run(operands: tuple[Any, ...], solution: Solution) -> Any:
     x, weight, *bias = operands
     out = x.float() @ weight.float().t()
     return (out + bias[0] if bias else out).to(x.dtype)
+
+
+backend = Backend("fake", sys.modules[__name__], ops=("a16w16",), options=(SPACE,))

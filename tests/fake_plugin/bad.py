@@ -3,18 +3,17 @@
 Each is an entry point of the distribution in the neighbouring folder.
 """
 
-from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, hookimpl
+from tunedgemm.plugin import Backend, Device, Launcher, Shape, Solution, Unsupported, hookimpl
 
 
 class Plain:
     """Hooks that a backend needs, of which each subclass breaks one."""
 
-    OPS = ("a16w16",)
-    libtype = "plain"
+    libtype = ""
 
     @hookimpl
     def supports(self, shape: Shape, device: Device):
-        return True
+        return None
 
     @hookimpl
     def enumerate_solutions(self, shape: Shape, device: Device):
@@ -36,35 +35,32 @@ class Misspelt(Plain):
 class OtherArguments(Plain):
     @hookimpl
     def supports(self, shape, architecture):
-        return True
+        return None
 
 
 class Defaults(Plain):
     @hookimpl
     def supports(self, shape, device=None):
-        return True
+        return None
 
 
 class Stars(Plain):
     @hookimpl
     def supports(self, *arguments):
-        return True
+        return None
 
 
 class Hookless:
-    OPS = ("a16w16",)
+    pass
+
+
+class Unmarked(Plain):
+    def lack(self, solution):
+        return ""
 
 
 class Launchless(Plain):
     bind = None
-
-
-class Opless(Plain):
-    OPS = ()
-
-
-class Future(Plain):
-    CONTRACT = 99
 
 
 class Foreign(Plain):
@@ -85,7 +81,7 @@ class Raising(Plain):
     @hookimpl
     def supports(self, shape: Shape):
         if shape.m == 1:
-            return True
+            return
         raise ZeroDivisionError("of supports")
 
     @hookimpl
@@ -101,6 +97,7 @@ class Raising(Plain):
     def bind(self):
         raise ZeroDivisionError("of bind")
 
+    @hookimpl
     def library_version(self, device):
         raise ZeroDivisionError("of library_version")
 
@@ -122,7 +119,7 @@ class Vague(Plain):
 
     @hookimpl
     def supports(self, shape: Shape):
-        return None if shape.m > 1 else True
+        return shape.m > 1 or None
 
     @hookimpl
     def heuristic_fallback(self):
@@ -132,17 +129,39 @@ class Vague(Plain):
     def bind(self):
         return 42
 
+    @hookimpl
     def library_version(self, device):
         return 12
 
 
-misspelt, other_arguments, defaults, stars, hookless, launchless = (
-    Misspelt(),
-    OtherArguments(),
-    Defaults(),
-    Stars(),
-    Hookless(),
-    Launchless(),
-)
-opless, future, foreign, not_solutions = Opless(), Future(), Foreign(), NotSolutions()
-raising, refusing, vague = Raising(), Refusing(), Vague()
+#: Names of the entry points without their prefix -> hooks, or the fields that are wrong.
+BAD = {
+    "misspelt": Misspelt(),
+    "other_arguments": OtherArguments(),
+    "defaults": Defaults(),
+    "stars": Stars(),
+    "hookless": Hookless(),
+    "unmarked": Unmarked(),
+    "launchless": Launchless(),
+    "opless": {"ops": ()},
+    "zeroth": {"contract": 0},
+    "future": {"contract": 99},
+    "misspelt_field": {"platform": ()},
+    "foreign": Foreign(),
+    "not_solutions": NotSolutions(),
+    "raising": Raising(),
+    "refusing": Refusing(),
+    "vague": Vague(),
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "module":
+        return __import__("fake_plugin")
+    if name == "renamed":
+        return Backend("another", Plain(), ops=("a16w16",))
+    if name not in BAD:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    bad = BAD[name]
+    fields = {"hooks": Plain(), **bad} if isinstance(bad, dict) else {"hooks": bad}
+    return Backend(f"fake_{name}", **{"ops": ("a16w16",), **fields})

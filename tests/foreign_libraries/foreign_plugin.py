@@ -7,36 +7,33 @@ import importlib.metadata
 import importlib.util
 import sys
 
-from tunedgemm.plugin import Launcher, Platform, Shape, Solution, Unsupported, hookimpl
-from tunedgemm.tools import load_fault
+from tunedgemm.plugin import Backend, Launcher, Platform, Shape, Solution, Unsupported, hookimpl
+from tunedgemm.tools.launching import load_fault
 
 
 class Foreign:
-    """Backend over one library, which is loaded in a child first."""
-
-    OPS = ("a16w16",)
+    """Hooks over one library, which is loaded in a child first."""
 
     def __init__(self, name):
-        self.name, self.answer = name, None
-        self.PLATFORMS = (Platform(("sm_90" if name == "gpu" else "cpu",), needs=("kernels 2.0 to 2.9",)),)
+        self.name, self.answers = name, []
 
-    def usable(self):
-        """Return True, or why the library cannot be used; asks it once."""
+    def _refusal(self):
+        """Return why the library cannot be used, or None."""
         package = f"kernels_{self.name}"
         if importlib.util.find_spec(package) is None:
             return Unsupported(f"{package}: not installed; pip install {package}")
         if not (version := importlib.metadata.version(package)).startswith("2."):
             return Unsupported(f"{package}: must be 2.0 to 2.9 (got {version})")
         fault = load_fault(f"import {package}", timeout=1.0 if self.name == "hangs" else 120.0)
-        return Unsupported(f"{package}: does not load: {fault}") if fault else True
+        return Unsupported(f"{package}: does not load: {fault}") if fault else None
 
     @hookimpl
     def supports(self, shape: Shape):
         """Answer by the library once the static limits allow the shape."""
         if self.name == "gpu":
             return Unsupported("device must be an sm_90")
-        self.answer = self.usable() if self.answer is None else self.answer
-        return self.answer
+        self.answers = self.answers or [self._refusal()]
+        return self.answers[0]
 
     @hookimpl
     def enumerate_solutions(self):
@@ -44,13 +41,12 @@ class Foreign:
         return [Solution(f"foreign_{self.name}", "product")]
 
     @hookimpl
-    def bind(self, shape: Shape):
+    def bind(self):
         """Load the library here."""
-        if not (answer := self.supports(shape)):
-            return answer
         __import__(f"kernels_{self.name}")
         return Launcher(sys.modules[f"kernels_{self.name}"].product)
 
 
 def __getattr__(name):
-    return Foreign(name)
+    platforms = (Platform(("sm_90" if name == "gpu" else "cpu",), needs=("kernels 2.0 to 2.9",)),)
+    return Backend(f"foreign_{name}", Foreign(name), ops=("a16w16",), platforms=platforms)

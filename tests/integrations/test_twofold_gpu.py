@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import tunedgemm
-from tunedgemm.backends.registry import Backend
+from tunedgemm.backends.backend import Backend
 from tunedgemm.device import Device, current_device
 from tunedgemm.dispatch.preshuffle import PRESHUFFLE_M_THRESHOLD
 from tunedgemm.dispatch.tuned_gemm import tgemm
@@ -33,7 +33,7 @@ def first_bound(shape: Shape, device: Device) -> Solution | None:
     """Return the first solution of an installed backend but torch's that binds."""
     for libtype in tgemm.dispatcher.registry.libtypes:
         backend = tgemm.dispatcher.registry.get(libtype)
-        if libtype == BUILTIN or not isinstance(backend, Backend) or not backend.supports(shape, device):
+        if libtype == BUILTIN or not isinstance(backend, Backend) or backend.refusal(shape, device):
             continue
         for solution in backend.solutions(shape, device)[:4]:
             backend.prepare(solution, shape, device)

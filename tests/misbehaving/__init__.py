@@ -12,15 +12,15 @@ from pathlib import Path
 LATE = 25
 
 GOOD = """
-import torch
-from tunedgemm.plugin import Launcher, Solution, hookimpl
-OPS = ("a16w16",)
+import sys, torch
+from tunedgemm.plugin import Backend, Launcher, Solution, hookimpl
 @hookimpl
-def supports(): return True
+def supports(): return None
 @hookimpl
 def enumerate_solutions(): return [Solution("good", "linear")]
 @hookimpl
 def bind(): return Launcher(torch.nn.functional.linear)
+backend = Backend("good", sys.modules[__name__], ops=("a16w16",))
 """
 
 #: What ends or holds up a process, or leaves a function in an unusual way.
@@ -31,7 +31,7 @@ FAULTS = {
     "generator_exit": "raise GeneratorExit",
     "interrupt": "raise KeyboardInterrupt",
     "memory_error": "raise MemoryError",
-    "recursion": "recurse()",
+    "recursion": "_recurse()",
     "base_exception": "raise Odd(1, 2)",
     "stop_iteration": "raise StopIteration",
     "exit_0": "os._exit(0)",
@@ -51,7 +51,7 @@ CHANGES = {
     "grad_mode": "import torch; torch.set_grad_enabled(False)",
     "inference_mode": "import torch; global mode; mode = torch.inference_mode(); mode.__enter__()",
     "function_mode": "import torch.overrides; global mode; mode = torch.overrides.BaseTorchFunctionMode(); mode.__enter__()",
-    "dispatch_mode": "from torch.utils._python_dispatch import TorchDispatchMode as T; T.__torch_dispatch__ = broken; T().__enter__()",
+    "dispatch_mode": "from torch.utils._python_dispatch import TorchDispatchMode as T; T.__torch_dispatch__ = _broken; T().__enter__()",
     "num_threads": "import torch; torch.set_num_threads(3)",
     "default_dtype": "import torch; torch.set_default_dtype(torch.float64)",
     "default_device": 'import torch; torch.set_default_device("meta")',
@@ -66,22 +66,20 @@ CHANGES = {
 }
 _HEAD = """
 import ctypes, os, signal, sys, threading, time
-from tunedgemm.plugin import Launcher, Solution, Unsupported, hookimpl
+from tunedgemm.plugin import Backend, Launcher, Solution, Unsupported, hookimpl
 class Odd(BaseException):
     def __init__(self, one, other): super().__init__("odd"); self.lock = lambda: None
-def recurse(): return recurse()
+def _recurse(): return _recurse()
 @classmethod
-def broken(cls, func, types, args=(), kwargs=None): raise RuntimeError("a mode that breaks every call")
+def _broken(cls, func, types, args=(), kwargs=None): raise RuntimeError("a mode that breaks every call")
 state_of_fork, kept = [], {}
 """
 _BODY = """
 {module}
-{ops}
 {options}
 @hookimpl
 def supports(shape, device):
     {supports}
-    return True
 @hookimpl
 def enumerate_solutions(shape, device):
     {enumerate_solutions}
@@ -107,10 +105,10 @@ def bind(solution, shape, device):
 _OPTIONAL = {
     "prepare": "@hookimpl\ndef prepare(solution, shape, device):\n    {}\n",
     "refine": "@hookimpl\ndef refine(solution, shape, device):\n    {}\n    return []\n",
-    "library_version": "def library_version(device):\n    {}\n    return '1'\n",
+    "library_version": "@hookimpl\ndef library_version(device):\n    {}\n    return '1'\n",
     "heuristic_fallback": "@hookimpl\ndef heuristic_fallback(shape, device):\n    {}\n",
-    "details": "def details(device):\n    {}\n    return ()\n",
-    "lacks": "def lacks(solution, shape, device):\n    {}\n    return ''\n",
+    "details": "@hookimpl\ndef details(device):\n    {}\n    return ()\n",
+    "lacks": "@hookimpl\ndef lacks(solution, shape, device):\n    {}\n    return ''\n",
 }
 PLACES = ("module", "supports", "enumerate_solutions", "bind", "call", "late", "prepare", "refine", "library_version")
 #: Faults that are planted at every place; the others only at two.
@@ -128,15 +126,15 @@ PARTICULAR = {
     "true_split": {"enumerate_solutions": 'return [Solution("bad", "kernel", True)]'},
     "text_index": {"enumerate_solutions": 'return [Solution("bad", "kernel", 0, "7")]'},
     "huge_split": {"enumerate_solutions": 'return [Solution("bad", "kernel", 10**40)]'},
-    "vague_support": {"supports": "return None"},
+    "vague_support": {"supports": "return True"},
     "vague_bind": {"bind": "return 7"},
     "uncallable": {"bind": "return Launcher(7)"},
     "vague_version": {"library_version": "return 7"},
-    "ops_text": {"ops": 'OPS = "a16w16"'},
-    "ops_number": {"ops": "OPS = 7"},
-    "ops_raises": {"ops": "def __getattr__(name): raise SystemExit(name)"},
-    "options_text": {"options": 'OPTIONS = "--bad-space"'},
-    "options_raise": {"options": 'from tunedgemm.plugin import Option; OPTIONS = Option("bad", "BAD", "")'},
+    "ops_text": {"ops": '"a16w16"'},
+    "ops_number": {"ops": "7"},
+    "hook_raises": {"module": "def __getattr__(name): raise SystemExit(name)"},
+    "misspelt_field": {"ops": '("a16w16",), platform=()'},
+    "options_raise": {"options": 'from tunedgemm.plugin import Option; Option("bad", "BAD", "")'},
     "details": {"details": "sys.exit(0)"},
     "lacks": {"lacks": "sys.exit(0)"},
     "heuristic": {"heuristic_fallback": "sys.exit(0)"},
@@ -176,10 +174,11 @@ def cases() -> dict[str, dict[str, str]]:
 
 def source(lines: Mapping[str, str]) -> str:
     """Return a plugin that runs a line at each of these places."""
-    required = {"module", "ops", "options", "supports", "enumerate_solutions", "bind", "call", "late", "out"}
+    required = {"module", "options", "supports", "enumerate_solutions", "bind", "call", "late", "out"}
     filled = {place: lines.get(place, "pass") for place in required}
-    filled["ops"] = lines.get("ops", 'OPS = ("a16w16",)')
-    return _HEAD + _BODY.format(**filled) + "".join(text.format(lines[place]) for place, text in _OPTIONAL.items() if place in lines)
+    optional = "".join(text.format(lines[place]) for place, text in _OPTIONAL.items() if place in lines)
+    record = f"backend = Backend('bad', sys.modules[__name__], ops={lines.get('ops', repr(('a16w16',)))})\n"
+    return _HEAD + _BODY.format(**filled) + optional + record
 
 
 def install(folder: Path, **plugins: str) -> None:
@@ -189,4 +188,4 @@ def install(folder: Path, **plugins: str) -> None:
         info = folder / f"plugin_{libtype}-1.dist-info"
         info.mkdir(exist_ok=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: plugin-{libtype}\nVersion: 1\n")
-        (info / "entry_points.txt").write_text(f"[tunedgemm.backends]\n{libtype} = plugin_{libtype}\n")
+        (info / "entry_points.txt").write_text(f"[tunedgemm.backends]\n{libtype} = plugin_{libtype}:backend\n")

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tunedgemm.process.switches import kept_switches
-from tunedgemm.tools import environment_with
+from tunedgemm.tools.launching import environment_with
 
 
 def test_variables_are_restored(monkeypatch):

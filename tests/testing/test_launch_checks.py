@@ -6,11 +6,10 @@ import sys
 import pytest
 import torch
 from tunedgemm.backends.launcher import Launcher
-from tunedgemm.backends.registry import make_backend
 from tunedgemm.device import device_of
 from tunedgemm.shape import Shape
 from tunedgemm.testing.conformance import BackendConformance
-from tunedgemm.testing.fakes import FakePlugin, exact
+from tunedgemm.testing.fakes import exact, fake_backend
 from tunedgemm.testing.launching import output_of_side_stream
 
 SHAPE = Shape("a16w16", 4, 32, 64)
@@ -53,7 +52,7 @@ class Setting:
 
 def faults_of(call, monkeypatch):
     """Return the faults that the check of outputs finds in a backend of this call."""
-    backend = make_backend("mine", FakePlugin("mine", solutions=("first", "last"), call=call))
+    backend = fake_backend("mine", solutions=("first", "last"), call=call)
 
     class Planted(BackendConformance):
         libtype, shapes, device = "mine", (SHAPE,), device_of(-1)

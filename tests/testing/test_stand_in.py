@@ -22,7 +22,7 @@ MODULE = '''
 import os
 
 from tunedgemm.plugin import Unsupported, hookimpl
-from tunedgemm.testing.fakes import FakePlugin, exact
+from tunedgemm.testing.fakes import FakeHooks, exact, fake_backend
 
 HIDDEN = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
 
@@ -37,30 +37,30 @@ def touch():
 
 def touched(shape, device):
     touch()
-    return True
 
 
-class Compiled(FakePlugin):
+class Compiled(FakeHooks):
     @hookimpl
     def prepare(self):
         pass
 
+    @hookimpl
     def lacks(self, solution, shape, device):
         answer = self.bind(solution, shape, device)
         return answer.reason if isinstance(answer, Unsupported) else ""
 
 
-class Touching(FakePlugin):
+class Touching(FakeHooks):
     @hookimpl
     def prepare(self):
         touch()
 
 
-mine = FakePlugin("fakemine")
-sound = Compiled("fakesound", heuristic="fake")
-wrong = FakePlugin("fakewrong", call=lambda *arguments: exact(*arguments) * 2)
-eager = FakePlugin("fakeeager", supports=touched)
-touching = Touching("faketouching")
+mine = fake_backend("fakemine")
+sound = fake_backend("fakesound", hooks=Compiled("fakesound", heuristic="fake"))
+wrong = fake_backend("fakewrong", call=lambda *arguments: exact(*arguments) * 2)
+eager = fake_backend("fakeeager", supports=touched)
+touching = fake_backend("faketouching", hooks=Touching("faketouching"))
 '''
 TEST = """
 from pathlib import Path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from tunedgemm.backends.contract import guarded_version
+from tunedgemm.device import device_of
 from tunedgemm.errors import PluginError, TableError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
@@ -12,6 +12,7 @@ from tunedgemm.solution import Solution
 from tunedgemm.table import csvfile
 from tunedgemm.table.csvfile import Row, read_rows, upsert, write_rows
 from tunedgemm.table.untuned import Untuned
+from tunedgemm.testing.fakes import fake_backend, with_hooks
 from tunedgemm.text.cell import is_kept
 
 OP = op_named("a16w16")
@@ -60,10 +61,11 @@ def test_a_kept_text_is_read_as_it_was_written(tmp_path, text):
 @pytest.mark.parametrize("version", ["1\n2", "1\0", "\ud800", "x" * 9000], ids=ascii)
 def test_a_lost_library_version_is_unknown(caplog, version):
     """A library version that a table cannot keep is none, with a warning that names the libtype."""
-    assert guarded_version("mine", lambda: version)() == ""
+    mine, cpu = fake_backend("mine"), device_of(-1)
+    assert with_hooks(mine, library_version=lambda: version).library_version(cpu) == ""
     [record] = caplog.records
     assert record.getMessage().startswith("libtype 'mine': library_version() must be one line of text")
-    assert guarded_version("mine", lambda: " 1.2\r\n")() == "1.2"
+    assert with_hooks(mine, library_version=lambda: " 1.2\r\n").library_version(cpu) == "1.2"
     assert len(caplog.records) == 1
 
 

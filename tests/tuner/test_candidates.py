@@ -24,7 +24,7 @@ def names(shape: Shape, most: int = 0, **answers) -> list[str]:
 
 
 def no_bias(shape: Shape, device: Device) -> bool | Unsupported:
-    return Unsupported("takes no bias") if shape.bias else True
+    return Unsupported("takes no bias") if shape.bias else None
 
 
 def test_a_bias_is_split_off_the_best_guesses():

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import attrs
 import pytest
-from tunedgemm.backends.registry import Backend, Registry
+from tunedgemm.backends.backend import Backend
+from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device, device_of
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
@@ -23,10 +24,9 @@ from tunedgemm.tuner.compilers import Compilers
 
 PLUGIN = """
 import os, sys, threading, time
-from tunedgemm.plugin import Launcher, Solution, hookimpl
-OPS = ("a16w16",)
+from tunedgemm.plugin import Backend, Launcher, Solution, hookimpl
 @hookimpl
-def supports(): return True
+def supports(): return None
 @hookimpl
 def enumerate_solutions(): return [Solution("brittle", name) for name in ("fine", "raises", "dies", "hangs", "exits")]
 @hookimpl
@@ -44,6 +44,7 @@ def prepare(solution, shape):
     if solution.kernel_name == "dies idle": threading.Timer(0.2, lambda: os._exit(3)).start()
 @hookimpl
 def bind(): return Launcher(lambda x, w: x @ w.t())
+backend = Backend("brittle", sys.modules[__name__], ops=("a16w16",))
 """
 
 
@@ -54,7 +55,7 @@ def brittle(importable: Path) -> Registry:
     info = importable / "brittle_compiler-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: brittle-compiler\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[tunedgemm.backends]\nbrittle = brittle_compiler\n")
+    (info / "entry_points.txt").write_text("[tunedgemm.backends]\nbrittle = brittle_compiler:backend\n")
     return Registry()
 
 

@@ -14,16 +14,17 @@ from tunedgemm.table.csvfile import read_rows
 OP = op_named("a16w16")
 
 PLUGIN = """
-import torch
-from tunedgemm.plugin import Launcher, Solution, hookimpl
-OPS = ("a16w16",)
-def library_version(device): return {version!r}
+import sys, torch
+from tunedgemm.plugin import Backend, Launcher, Solution, hookimpl
 @hookimpl
-def supports(): return True
+def library_version(): return {version!r}
+@hookimpl
+def supports(): return None
 @hookimpl
 def enumerate_solutions(shape): return [Solution({libtype!r}, {name!r} if shape.m == 64 else "linear")]
 @hookimpl
 def bind(): return Launcher(torch.nn.functional.linear)
+backend = Backend("odd", sys.modules[__name__], ops=("a16w16",))
 """
 
 
@@ -33,7 +34,7 @@ def tuned(folder: Path, **plugin: str) -> tuple[subprocess.CompletedProcess[str]
     info = folder / "plugin_odd-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin-odd\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[tunedgemm.backends]\nodd = plugin_odd\n")
+    (info / "entry_points.txt").write_text("[tunedgemm.backends]\nodd = plugin_odd:backend\n")
     (folder / "in.csv").write_text("M,N,K,bias,dtype,outdtype\n" + "".join(f"{m},64,64,False,fp32,fp32\n" for m in (32, 64, 128)))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)])}
     command = [

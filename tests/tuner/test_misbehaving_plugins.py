@@ -80,6 +80,7 @@ def test_a_dozen_misbehaving_plugins_leave_the_good_one(tmp_path: Path) -> None:
     libtypes = {name: f"bad{number}" for number, name in enumerate(QUICK)}
     for name, libtype in libtypes.items():
         text = PLUGINS.source(PLUGINS.cases()[name]).replace('Solution("bad"', f'Solution("{libtype}"')
+        text = text.replace("Backend('bad'", f"Backend('{libtype}'")
         PLUGINS.install(tmp_path, **{libtype: text})
 
     done = tune(tmp_path, "all", "-v")

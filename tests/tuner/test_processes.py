@@ -34,7 +34,7 @@ except Exception as error:
 
 COMPILE = """
 import attrs
-from tunedgemm.backends.registry import Backend
+from tunedgemm.backends.backend import Backend
 from tunedgemm.device import current_device
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution

@@ -142,7 +142,7 @@ def test_an_open_call_of_torch_is_no_substitute() -> None:
 def test_the_next_solution_wins_where_the_fastest_is_wrong_in_use(name: str, tmp_path: Path) -> None:
     """Check through the tuner that a cheat which is the fastest leaves the row to a right solution."""
     kernel, shape = CHEATS[name]
-    cheat = backend(kernel).hooks["bind"](Solution("cheat", "fake"), shape, device_of(-1)).call
+    cheat = backend(kernel).functions["bind"](Solution("cheat", "fake"), shape, device_of(-1)).call
 
     def call(solution, at, *operands):
         if solution.kernel_name == "right":

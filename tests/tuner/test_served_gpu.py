@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tunedgemm.backends.registry import make_backend
 from tunedgemm.plugin import Launcher, Solution, hookimpl
 from tunedgemm.shape import Shape
-from tunedgemm.testing.fakes import fake_registry
+from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.tuner import Options, tune
 
 triton = pytest.importorskip("triton")
@@ -39,9 +38,7 @@ def _product(x, weight, out, calls, rows, n, k, LATE: tl.constexpr, TILE: tl.con
 
 
 class Kernels:
-    """A backend with one kernel, which is wrong in use, and a slower right one."""
-
-    OPS = ("a16w16",)
+    """Hooks with one kernel, which is wrong in use, and a slower right one."""
 
     def __init__(self, fault: str) -> None:
         self.fault = fault
@@ -50,7 +47,7 @@ class Kernels:
 
     @hookimpl
     def supports(self):
-        return True
+        return None
 
     @hookimpl
     def enumerate_solutions(self):
@@ -82,7 +79,7 @@ class Kernels:
 @pytest.mark.parametrize("fault", ["ring", "cached weight", "tail rows", "late"])
 def test_a_kernel_that_is_wrong_in_use_leaves_the_row_to_the_next(fault: str, tmp_path: Path) -> None:
     """Check that the fastest kernel gets no row if it is wrong in what the row serves."""
-    registry = fake_registry(make_backend("mine", Kernels(fault)))
+    registry = fake_registry(fake_backend("mine", hooks=Kernels(fault)))
     report = tune(shapes=[SHAPE], output=tmp_path / "t.csv", options=Options(libtype="mine"), registry=registry)
     [outcome] = report.outcomes
     timings = {timing.solution.kernel_name: timing for timing in outcome.timings}

@@ -11,7 +11,7 @@ from tunedgemm.device import device_of
 from tunedgemm.errors import OutOfResources, PluginError
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.testing.fakes import fake_backend, fake_registry
+from tunedgemm.testing.fakes import fake_backend, fake_registry, with_hooks
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.session import Session
 from tunedgemm.tuner.trial import DeviceFault, Options, Samples
@@ -106,8 +106,8 @@ def test_the_baseline_is_always_known() -> None:
 def test_neighbours_come_from_the_leaders_backend() -> None:
     """A backend is asked about its own solutions."""
     backend = fake_backend("turbo", solutions=("good",), call=call)
-    hooks = {**backend.hooks, "refine": lambda solution, shape, device: [Solution("turbo", solution.kernel_name + "er")]}
-    one = Session("a16w16", -1, Options(libtype="turbo"), fake_registry(attrs.evolve(backend, hooks=hooks)))
+    backend = with_hooks(backend, refine=lambda solution: [Solution("turbo", solution.kernel_name + "er")])
+    one = Session("a16w16", -1, Options(libtype="turbo"), fake_registry(backend))
 
     assert one.neighbours(SHAPE, (GOOD,)) == (Solution("turbo", "gooder"),)
 
@@ -165,15 +165,14 @@ def test_a_solution_that_changes_torchs_switches_fails_alone(place: str) -> None
         return ["good", "bad"]
 
     backend = fake_backend("turbo", solutions=solutions, call=spoilt)
-    bind = backend.hooks["bind"]
+    bind = backend.functions["bind"]
 
     def bind_and_change(solution, shape, device):
         if solution == BAD and place == "bind":
             change()
         return bind(solution, shape, device)
 
-    hooks = {**backend.hooks, "bind": bind_and_change}
-    one = Session("a16w16", -1, Options(libtype="turbo"), fake_registry(attrs.evolve(backend, hooks=hooks)))
+    one = Session("a16w16", -1, Options(libtype="turbo"), fake_registry(with_hooks(backend, bind=bind_and_change)))
     with pytest.raises(PluginError, match="default device and torch's modes and torch's number of threads and torch's default dtype"):
         one.check(SHAPE, BAD)
         one.sample(SHAPE, (BAD,), 5)

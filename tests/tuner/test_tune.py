@@ -13,7 +13,7 @@ from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.table.csvfile import read_rows, write_rows
-from tunedgemm.testing.fakes import fake_backend, fake_registry
+from tunedgemm.testing.fakes import fake_backend, fake_registry, with_hooks
 from tunedgemm.testing.replay import Replay, read_trials
 from tunedgemm.timing import Timing
 from tunedgemm.tuner import Options, tune
@@ -90,7 +90,7 @@ def test_a_shape_without_a_solution_is_reported_and_not_stored(tmp_path: Path) -
     """The failed shape has no row, the others have theirs."""
 
     def supports(shape, device):
-        return True if shape.m == 1 else Unsupported("one row only")
+        return None if shape.m == 1 else Unsupported("one row only")
 
     registry = fake_registry(fake_backend("turbo", call=linear, supports=supports))
     report = tune(shapes=SHAPES, output=tmp_path / "t.csv", options=QUICK, registry=registry)
@@ -129,14 +129,13 @@ def test_torch_is_stored_only_if_libtype_includes_it(tmp_path: Path) -> None:
 
 def test_refinement_finds_a_neighbour_that_was_not_listed(tmp_path: Path) -> None:
     """The screen asks for the neighbours of the best and times them like the others."""
-    backend = fake_backend("turbo", solutions=("listed",), call=linear, sleep={"listed": 2e-3})
+    both = fake_backend("turbo", solutions=("listed", "better"), call=linear, sleep={"listed": 2e-3})
 
-    def refine(solution, shape, device):
+    def refine(solution):
         return [Solution("turbo", "better")] if solution.kernel_name == "listed" else []
 
-    hooks = {**backend.hooks, "refine": refine}
-    hooks["bind"] = fake_backend("turbo", solutions=("listed", "better"), call=linear, sleep={"listed": 2e-3}).hooks["bind"]
-    report = tune(shapes=SHAPES[:1], output=tmp_path / "t.csv", options=QUICK, registry=fake_registry(attrs.evolve(backend, hooks=hooks)))
+    backend = with_hooks(both, enumerate_solutions=lambda: [Solution("turbo", "listed")], refine=refine)
+    report = tune(shapes=SHAPES[:1], output=tmp_path / "t.csv", options=QUICK, registry=fake_registry(backend))
 
     assert str(report.outcomes[0].winner.solution) == "turbo:better"
 
@@ -151,7 +150,7 @@ def test_a_broken_refine_costs_the_neighbours_and_not_the_run(tmp_path: Path, ca
         raise ValueError("no such ladder")
 
     backend = fake_backend("turbo", solutions=("listed",), call=linear)
-    registry = fake_registry(attrs.evolve(backend, hooks={**backend.hooks, "refine": refine}))
+    registry = fake_registry(with_hooks(backend, refine=refine))
 
     tune(shapes=SHAPES[:1], output=tmp_path / "t.csv", options=QUICK, registry=registry)
 

@@ -6,8 +6,8 @@ import functools
 
 import pytest
 import torch
+from tunedgemm.backends.backend import with_plain_weights
 from tunedgemm.backends.launcher import Launcher
-from tunedgemm.backends.registry import with_plain_weights
 from tunedgemm.ops import op_named, ops
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported

@@ -1,26 +1,15 @@
-"""The contract between the core and a backend: seven hooks, four of them for every backend.
+"""The hooks of a backend, and the markers of their specifications and implementations.
 
-An implementation may take any subset of a hook's arguments and may not give them defaults. Hooks
-are validated and collected by pluggy, then bound as plain functions (hook wrappers do not apply).
+An implementation may take any subset of a hook's arguments and may not give them defaults. The
+device is the one whose limits apply. `Backend` validates the hooks by pluggy and binds them as
+plain functions (hook wrappers do not apply). It asks `supports` first, so that each later hook gets
+a supported shape, and `bind` a present device.
 
-The registered object also states ``OPS``, the names of the ops it covers. It may state:
-
-* ``SCALE_ORDERS``: the orders of scales that it reads, apart from the usual one of a shape; the
-  core asks about no others;
-* ``PLATFORMS``: the architectures that it serves, what each needs installed, and where it ran;
-* ``ROWS``: rows of other libtypes that it runs as well, each as ``op:libtype``, where the row's own
-  backend does not;
-* ``OPTIONS``: its settings for a run of the tuner;
-* ``VARIABLES``: the environment variables that it reads, apart from those of its options;
-* ``library_version(device)``: a text that changes when stored solutions become other kernels;
-* ``details(device)``: lines for ``tunedgemm plugins -v``;
-* `lacks`: why a kernel cannot serve a shape; a plain function, asked about absent devices, too;
-* `source_of`: the file and entry behind its own choice; a plain function, for `explain`.
+In `supports`, `bind` and `lacks` a PluginError is a refusal: its text is the reason.
 """
 
 # Bodies are docstrings only: pluggy reads the signatures.
 # mypy: disable-error-code="empty-body"
-# ruff: noqa: ARG001
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -33,8 +22,7 @@ from tunedgemm.device import Device
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 
-#: Version of the hooks and of `tunedgemm.plugin`; the core loads plugins of this version and of the
-#: previous one.
+#: Version of the hooks, of `Backend` and of `tunedgemm.plugin`; the core loads this one alone.
 CONTRACT = 1
 
 hookspec = pluggy.HookspecMarker("tunedgemm")
@@ -42,8 +30,8 @@ hookimpl = pluggy.HookimplMarker("tunedgemm")
 
 
 @hookspec
-def supports(shape: Shape, device: Device) -> bool | Unsupported:
-    """Say whether the static limits allow the shape: pure, fast, and valid for absent devices."""
+def supports(shape: Shape, device: Device) -> Unsupported | None:
+    """Return why the static limits exclude the shape, else None: pure, fast, valid for absent devices."""
 
 
 @hookspec
@@ -84,11 +72,21 @@ def refine(solution: Solution, shape: Shape, device: Device) -> Iterable[Solutio
     """List the neighbours of a good solution that are worth timing next."""
 
 
+@hookspec
 def lacks(solution: Solution, shape: Shape, device: Device) -> str:
     """Say why `bind` would refuse a solution; "" where it would not, or where only `bind` can tell."""
-    return ""
 
 
+@hookspec
 def source_of(solution: Solution, shape: Shape, device: Device) -> str:
     """Say where an alias, or a solution without a name, gets its kernel from; "" for all others."""
-    return ""
+
+
+@hookspec
+def library_version(device: Device) -> str:
+    """Name the version of the library behind the kernels; a text that changes when they become others."""
+
+
+@hookspec
+def details(device: Device) -> Iterable[str]:
+    """List lines for ``tunedgemm plugins -v``: libraries and kernels on this machine, refusals."""

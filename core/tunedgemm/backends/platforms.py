@@ -43,7 +43,7 @@ class Platform:
             a text each, such as ``deep_gemm 2.1 to 2.3, or vLLM 0.20 to 0.33``.
         ran: the hardware on which these kernels ran and their outputs were checked, such as
             ``H200``; empty where they never ran.
-        ops: the ops served there; empty for all of ``OPS``.
+        ops: the ops served there; empty for all of the backend's.
     """
 
     devices: tuple[str, ...] = attrs.field(validator=_devices)

@@ -8,7 +8,7 @@ from tunedgemm.ops import ops
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
-    from tunedgemm.backends.registry import Backend
+    from tunedgemm.backends.backend import Backend
     from tunedgemm.device import Device
 
 #: M of the sample products for an op without examples: some backends serve only few rows, some
@@ -23,7 +23,7 @@ def sample_shapes(op: str) -> tuple[Shape, ...]:
 
 def served_sample(backend: Backend, op: str, device: Device) -> Shape | None:
     """Return the first sample shape of an op that a backend serves on a device, None without one."""
-    return next((shape for shape in sample_shapes(op) if backend.supports(shape, device)), None)
+    return next((shape for shape in sample_shapes(op) if not backend.refusal(shape, device)), None)
 
 
 def unusable_reasons(backend: Backend, device: Device) -> tuple[str, ...]:
@@ -32,8 +32,8 @@ def unusable_reasons(backend: Backend, device: Device) -> tuple[str, ...]:
     for name in backend.ops:
         if name not in ops():
             continue
-        answers = [backend.supports(shape, device) for shape in sample_shapes(name)]
-        if any(answers):
+        refusals = [backend.refusal(shape, device) for shape in sample_shapes(name)]
+        if None in refusals:
             return ()
-        reasons.add(str(answers[0]))
+        reasons.add(str(refusals[0]))
     return tuple(sorted(reasons)) or ("covers no installed op",)

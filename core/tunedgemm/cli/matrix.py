@@ -1,6 +1,6 @@
 """``tunedgemm plugins --matrix``: what each backend serves where, what that needs, and where it ran.
 
-The table shows what plugins state in ``PLATFORMS``. It asks no device and no library.
+The table shows what backends state in ``platforms``. It asks no device and no library.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def rows_of(registry: Registry) -> list[Row]:
             rows.append(Row(libtype, problem=backend.reason))
             continue
         if not backend.platforms:
-            rows.append(Row(libtype, backend.distribution, backend.ops, problem="states no PLATFORMS"))
+            rows.append(Row(libtype, backend.distribution, backend.ops, problem="states no platforms"))
         for platform in backend.platforms:
             covered = platform.ops or backend.ops
             rows.append(Row(libtype, backend.distribution, covered, platform.devices, platform.needs, platform.ran))

@@ -81,10 +81,12 @@ def _product(op: Op) -> dict[str, str]:
     names = [operand.rstrip("?") for operand in op.operands]
     optional = {name: " | None = None" for name, operand in zip(names, op.operands, strict=True) if operand.endswith("?")}
     parameters = [f"{name}: torch.Tensor{optional.get(name, '')}" for name in names]
-    line = f"    def product({', '.join(parameters)}) -> torch.Tensor:"
+    line = f"        def product({', '.join(parameters)}) -> torch.Tensor:"
     if len(line) > _LINE:
         many = "  # noqa: PLR0913, PLR0917 - the op's operands" if len(names) > _ARGUMENTS else ""
-        line = "\n".join([f"    def product({many}", *(f"        {parameter}," for parameter in parameters), "    ) -> torch.Tensor:"])
+        line = "\n".join(
+            [f"        def product({many}", *(f"            {parameter}," for parameter in parameters), "        ) -> torch.Tensor:"]
+        )
     return {"product": line, "arguments": ", ".join(names)}
 
 

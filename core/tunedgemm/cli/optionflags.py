@@ -9,8 +9,9 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.option import Option
-from tunedgemm.backends.registry import Backend, Registry
+from tunedgemm.backends.registry import Registry
 from tunedgemm.errors import UserError
 from tunedgemm.libtypes import listed
 from tunedgemm.process.foreign import described

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from tunedgemm.backends import hookspecs, split
+from tunedgemm.backends import split
+from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.launcher import Launcher
-from tunedgemm.backends.registry import Backend, Registry
+from tunedgemm.backends.registry import Registry
 from tunedgemm.backends.untuned import unmeasured
 from tunedgemm.device import Device
 from tunedgemm.errors import PluginError
@@ -168,20 +169,20 @@ def _without_bias(shape: Shape, device: Device, table: Table) -> Iterator[Offer]
 def examine(offer: Offer, shape: Shape, device: Device, registry: Registry) -> Backend | Unsupported:
     """Return the backend that can serve an offer by its static limits, or the reasons why none can.
 
-    The backend of its libtype precedes those that state in ``ROWS`` that they run such rows.
+    The backend of its libtype precedes those that state in ``rows`` that they run such rows.
     """
     libtype = offer.solution.libtype
     own = registry.get(libtype)
     if isinstance(own, Unsupported):
         reasons = [f"libtype {libtype!r}: {('' if libtype in registry else absent(libtype)) or own.reason}"]
-    elif answer := own.supports(shape, device, offer.solution):
+    elif (refusal := own.refusal(shape, device, offer.solution)) is None:
         return own
     else:
-        reasons = [str(answer)]
+        reasons = [refusal.reason]
     for backend in registry.runners(shape.op, libtype):
-        if answer := backend.supports(shape, device, offer.solution):
+        if (refusal := backend.refusal(shape, device, offer.solution)) is None:
             return backend
-        reasons.append(f"{backend.libtype}: {answer}")
+        reasons.append(f"{backend.libtype}: {refusal}")
     return Unsupported("; ".join(reasons))
 
 
@@ -221,7 +222,7 @@ def own_choice(backend: Backend, shape: Shape, device: Device) -> Solution | Uns
     if first is not None:
         return first
     try:
-        for solution in backend.iterate("enumerate_solutions", shape, device):
+        for solution in backend.iterate(shape, device):
             first = first or solution
             if not backend.lacks(solution, shape, device):
                 return solution
@@ -239,7 +240,7 @@ def _named(wanted: Solution, backend: Backend, shape: Shape, device: Device) -> 
     """
     parts: list[Solution] = []
     try:
-        for solution in backend.iterate("enumerate_solutions", shape, device):
+        for solution in backend.iterate(shape, device):
             if wanted.split_k in (0, solution.split_k):
                 if solution.kernel_name == wanted.kernel_name:
                     return solution
@@ -253,7 +254,7 @@ def _named(wanted: Solution, backend: Backend, shape: Shape, device: Device) -> 
     if names:
         listed = ", ".join(names[:_NAMES]) + (f" and {len(names) - _NAMES} more" if len(names) > _NAMES else "")
         return Unsupported(f"{len(names)} kernels of {backend.libtype} have {wanted.kernel_name!r} in their names: {listed}")
-    if backend.lacks is not hookspecs.lacks and not backend.lacks(wanted, shape, device):
+    if "lacks" in backend.functions and not backend.lacks(wanted, shape, device):
         return wanted
     return Unsupported(f"no kernel of {backend.libtype} for this shape has {wanted.kernel_name!r} in its name")
 
@@ -285,7 +286,6 @@ def choose(
         registry: the backends.
         veto: returns why a solution failed for this shape before, or ""; None where none has.
     """
-    present = device.index >= 0 or device.kind == "cpu"
     passed: list[tuple[Offer, str]] = []
     last: Offer | None = None
     lasting = True
@@ -298,12 +298,13 @@ def choose(
         if isinstance(backend, Unsupported):
             reason = backend.reason
         elif not (reason := veto(last.solution) if veto is not None else ""):
-            launcher = backend.bind(last.solution, shape, device) if present else backend.lacks(last.solution, shape, device)
+            solution = last.solution
+            launcher = backend.bind(solution, shape, device, asked=True) if device.is_present else backend.lacks(solution, shape, device)
             if isinstance(launcher, Launcher):
                 if last.libver:
                     last = _with_version(last, backend, device, bound=True)
                 return Explanation(shape, device, last, tuple(passed), lasting=lasting), launcher
-            if not launcher and not present:
+            if not launcher and not device.is_present:
                 last = _with_version(last, backend, device, bound=False)
                 return Explanation(shape, device, last, tuple(passed), bound=False), None
             reason = f"{backend.libtype} refuses: {launcher}"

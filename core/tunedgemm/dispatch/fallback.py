@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
+from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.launcher import Launcher
-from tunedgemm.backends.registry import Backend, Registry
+from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device
 from tunedgemm.dispatch.choice import NATIVE, Offer, examine
 from tunedgemm.dtype import torch_dtype

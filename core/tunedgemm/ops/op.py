@@ -145,7 +145,7 @@ class Op:
     """One op family.
 
     Attributes:
-        name: the word of ``--op``, of `Shape.op` and of a backend's ``OPS``.
+        name: the word of ``--op``, of `Shape.op` and of a backend's ``ops``.
         operands: names of the operands in a launcher's order; optional ones end in ``?`` and come
             last.
         weights: positions of the operands that a model keeps, and that are cold when a layer runs.

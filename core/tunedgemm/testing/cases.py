@@ -7,16 +7,15 @@ import functools
 import itertools
 import os
 from collections.abc import Iterator, Sequence
-from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
 import pytest
 
-from tunedgemm.backends import builtin as torch_backend
+from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.launcher import Launcher
-from tunedgemm.backends.registry import GROUP, Backend, Registry, with_plain_weights
+from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device, current_device
-from tunedgemm.errors import LaunchError
+from tunedgemm.errors import LaunchError, OutOfResources
 from tunedgemm.ops import op_named
 from tunedgemm.process.switches import kept_switches
 from tunedgemm.shape import Shape
@@ -30,6 +29,8 @@ DEVICE_VARIABLE = "TUNEDGEMM_TEST_DEVICE"
 _BOUND = 32
 #: Faults that a message lists.
 _MOST_FAULTS = 40
+#: How refusals by what `bind` may raise begin.
+_LAUNCH_ERRORS = tuple(f"its bind() raised {kind.__name__}" for kind in (LaunchError, OutOfResources))
 #: Checks of each op that launch nothing: they ask about devices which need not be present.
 _WITHOUT_LAUNCH = ("test_supports_is_pure_quick_and_gives_reasons", "test_solutions_are_unique_and_stable")
 #: The check of each op that needs a GPU.
@@ -58,13 +59,6 @@ class ConformanceCases:
         return contextlib.nullcontext()
 
     @classmethod
-    def plugin(cls) -> object:
-        """Return the object behind the entry point; the built-in backend needs none."""
-        with cls.loading():
-            entries = list(entry_points(group=GROUP, name=cls.libtype))
-            return entries[0].load() if entries else torch_backend
-
-    @classmethod
     @functools.cache
     def backend(cls) -> Backend:
         """Return the backend as the registry binds it; fail the test with the reason where it does not load."""
@@ -88,7 +82,7 @@ class ConformanceCases:
         names = list(dict.fromkeys(shape.op for shape in served))
         reason = "graphs need a GPU" if check == _OF_GRAPHS and device.kind == "cpu" else ""
         if not names and shapes:
-            reason = f"{cls.libtype} on {device}: {cls.backend().supports(shapes[0], device)}"
+            reason = f"{cls.libtype} on {device}: {cls.backend().refusal(shapes[0], device)}"
         return [pytest.param(shapes[0].op, marks=pytest.mark.skip(reason=reason))] if reason and shapes else names
 
     @classmethod
@@ -105,7 +99,7 @@ class ConformanceCases:
     @classmethod
     @functools.cache
     def _served(cls) -> Sequence[Shape]:
-        return [shape for shape in cls.every_shape() if cls.backend().supports(shape, cls._device()) is True]
+        return [shape for shape in cls.every_shape() if cls.backend().refusal(shape, cls._device()) is None]
 
     @classmethod
     @functools.cache
@@ -121,19 +115,19 @@ class ConformanceCases:
     def _case(cls, shape: Shape) -> Case:
         """Bind the solutions of a shape here; skip the test where the backend does not support it."""
         backend, device = cls.backend(), cls._device()
-        if not (answer := backend.supports(shape, device)):
-            pytest.skip(f"{cls.libtype} on {device}: {answer}")
+        if refusal := backend.refusal(shape, device):
+            pytest.skip(f"{cls.libtype} on {device}: {refusal}")
         chosen = _spread(backend.solutions(shape, device), cls.max_solutions)
         with kept_switches() as changed:
-            bound = [(solution, bind_directly(backend, solution, shape, device)) for solution in chosen]
+            bound = [(solution, backend.bind(solution, shape, device)) for solution in chosen]
         launchers = tuple((solution, answer) for solution, answer in bound if isinstance(answer, Launcher))
-        refusals = tuple((solution, answer) for solution, answer in bound if not isinstance(answer, Launcher))
+        refusals = tuple((solution, answer) for solution, answer in bound if isinstance(answer, Unsupported))
         return Case(shape, device, op_named(shape.op), launchers, refusals, tuple(dict.fromkeys(changed)))
 
     def _cases(self, op_name: str) -> Iterator[Case]:
         """Yield the cases of an op, of each shape that is supported here; skip the test where none is."""
         shapes = [shape for shape in self.served_shapes() if shape.op == op_name]
-        supported = [shape for shape in shapes if self.backend().supports(shape, self._device())]
+        supported = [shape for shape in shapes if not self.backend().refusal(shape, self._device())]
         yield from map(self._case, supported or shapes[:1])
 
     def _launching(self, op_name: str) -> Iterator[Case]:
@@ -162,15 +156,9 @@ def require_none(faults: Sequence[str]) -> None:
     assert not faults, "\n  ".join([f"{len(faults)} faults:", *faults[:_MOST_FAULTS], *more])
 
 
-def bind_directly(backend: Backend, solution: Solution, shape: Shape, device: Device) -> object:
-    """Return the answer of the plugin's own `bind`; of exceptions, only LaunchError is a refusal."""
-    if "bind" not in backend.hooks:
-        return backend.bind(solution, shape, device)
-    try:
-        answer = backend.hooks["bind"](solution, shape, device)
-        return with_plain_weights(answer, shape) if isinstance(answer, Launcher) else answer
-    except LaunchError as error:
-        return Unsupported(f"{type(error).__name__}: {error}")
+def breaks_contract(refusal: Unsupported) -> bool:
+    """Tell whether `bind` raised anything but LaunchError, or returned something else."""
+    return refusal.reason.startswith("its bind() ") and not refusal.reason.startswith(_LAUNCH_ERRORS)
 
 
 def _spread(solutions: list[Solution], count: int) -> list[Solution]:

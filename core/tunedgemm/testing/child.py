@@ -60,7 +60,7 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
     solutions: list[list[str] | None] = []
     devices = [Device(**{**fields, "versions": tuple(map(tuple, fields["versions"]))}) for fields in question["devices"]]
     for shape, device in itertools.product(map(Shape.from_dict, question["shapes"]), devices):
-        if not backend.supports(shape, device):
+        if backend.refusal(shape, device):
             solutions.append(None)
             continue
         listed = backend.solutions(shape, device)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
+import attrs
+
+from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.hookspecs import hookimpl
 from tunedgemm.backends.launcher import Launcher
-from tunedgemm.backends.registry import Backend, Registry, make_backend
+from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.ops import op_named
@@ -20,29 +24,26 @@ Solutions = Iterable[Solution | str] | Callable[[Shape, Device], Iterable[Soluti
 Call = Callable[..., Any]
 
 
-class FakePlugin:
-    """An object with the hooks of a backend, which return the constructor's values."""
+class FakeHooks:
+    """Hooks of a backend, which return the constructor's values."""
 
     def __init__(
         self,
         libtype: str,
         *,
-        ops: Iterable[str] = ("a16w16",),
         solutions: Solutions = ("fake",),
         call: Call | None = None,
-        supports: Callable[[Shape, Device], bool | Unsupported] | None = None,
+        supports: Callable[[Shape, Device], Unsupported | None] | None = None,
         heuristic: str | Solution | None = None,
         sleep: Mapping[str, float] | None = None,
     ) -> None:
-        self.OPS = tuple(ops)
-        self.SCALE_ORDERS: tuple[str, ...] = ()
         self._libtype, self._solutions, self._heuristic = libtype, solutions, heuristic
         self._call, self._supports, self._sleep = call or exact, supports, dict(sleep or {})
 
     @hookimpl
-    def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
+    def supports(self, shape: Shape, device: Device) -> Unsupported | None:
         """Support every shape, or ask the given function."""
-        return True if self._supports is None else self._supports(shape, device)
+        return None if self._supports is None else self._supports(shape, device)
 
     @hookimpl
     def enumerate_solutions(self, shape: Shape, device: Device) -> list[Solution]:
@@ -96,14 +97,14 @@ def _typed(op: Op, shape: Shape, operands: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(typed(index, operand) for index, operand in enumerate(operands))
 
 
-def fake_backend(libtype: str, *, scale_orders: Iterable[str] = (), **answers: Any) -> Backend:
+def fake_backend(libtype: str, **answers: Any) -> Backend:
     """Make a backend of the given answers, with the checks of an installed one.
 
     Args:
         libtype: its name.
-        scale_orders: its attribute ``SCALE_ORDERS``.
-        answers: ``ops``, the names it covers; ``solutions``, kernel names or Solutions, or a
-            function of (shape, device) that returns them; ``call``, a function of (solution, shape,
+        answers: fields of `Backend`; by default ``ops`` is a16w16, and ``hooks`` are `FakeHooks`
+            of the other answers. Those are ``solutions``, kernel names or Solutions, or a function
+            of (shape, device) that returns them; ``call``, a function of (solution, shape,
             *operands) that returns the output, `exact` by default; ``supports``, a function of
             (shape, device); ``heuristic``, a kernel name or Solution; ``sleep``, seconds that a
             call takes longer, by kernel name.
@@ -112,9 +113,15 @@ def fake_backend(libtype: str, *, scale_orders: Iterable[str] = (), **answers: A
         PluginError: an answer breaks the contract.
         TypeError: an unknown kind of answer.
     """
-    plugin = FakePlugin(libtype, **answers)
-    plugin.SCALE_ORDERS = tuple(scale_orders)
-    return make_backend(libtype, plugin, f"fake-{libtype}", "1")
+    stated = {name: answers.pop(name) for name in attrs.fields_dict(Backend) if name in answers}
+    fields: dict[str, Any] = {"hooks": FakeHooks(libtype, **answers), "ops": ("a16w16",), "distribution": f"fake-{libtype}", "version": "1"}
+    return Backend(libtype, **fields | stated)
+
+
+def with_hooks(backend: Backend, **functions: Callable[..., Any]) -> Backend:
+    """Return a backend with other functions for some hooks, each of any subset of the hook's arguments."""
+    kept = {name: getattr(backend.hooks, name) for name in backend.functions}
+    return attrs.evolve(backend, hooks=SimpleNamespace(**kept | {name: hookimpl(function) for name, function in functions.items()}))
 
 
 def fake_registry(*backends: Backend) -> Registry:

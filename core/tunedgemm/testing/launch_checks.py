@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,11 +11,10 @@ import pytest
 
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.dispatch.choice import own_choice
-from tunedgemm.errors import LaunchError
 from tunedgemm.ops.formats.contents import duplicate, overwrite
 from tunedgemm.process.switches import kept_switches
 from tunedgemm.solution import Solution, Unsupported
-from tunedgemm.testing.cases import ConformanceCases, require_none
+from tunedgemm.testing.cases import ConformanceCases, breaks_contract, require_none
 from tunedgemm.testing.launching import (
     Case,
     launch,
@@ -25,7 +25,7 @@ from tunedgemm.testing.launching import (
 from tunedgemm.testing.sharing import fault_of_graphs, fault_of_threads
 from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO, same_bits
 from tunedgemm.tuner.foldings import foldings
-from tunedgemm.tuner.served import Served, as_dispatch_binds
+from tunedgemm.tuner.served import Served
 from tunedgemm.tuner.verify import Verifier, rows_of
 from tunedgemm.tuner.watching import Poisoned
 
@@ -91,7 +91,7 @@ class LaunchChecks(ConformanceCases):
     def _is_batch_invariant(self, case: Case, solution: Solution, out: Any) -> bool:
         """Tell whether a row has the same bits alone; True where the solution does not run one row."""
         alone = attrs.evolve(case.shape, m=min(case.shape.m, 1))
-        if not self.backend().supports(alone, case.device):
+        if self.backend().refusal(alone, case.device):
             return True
         single = self.backend().bind(solution, alone, case.device)
         if not isinstance(single, Launcher):
@@ -120,7 +120,7 @@ class LaunchChecks(ConformanceCases):
             return same_bits(other, out) if solution.deterministic else not case.fault(other)
 
         # run() takes no output dtype; without a hook `run` it is the core's, over bind().
-        if "run" in self.backend().hooks and case.is_default:
+        if "run" in self.backend().functions and case.is_default:
             run = self.backend().run(solution, case.shape, case.device, case.operands)
             if not same(run):
                 yield "run() and the launcher of bind() differ"
@@ -139,16 +139,16 @@ class LaunchChecks(ConformanceCases):
         if case.changed:
             yield f"bind() changes {', '.join(case.changed)} of the process"
         for solution, answer in case.refusals:
-            if not isinstance(answer, Unsupported) or not answer.reason.strip():
-                yield f"{solution}: bind() returned {answer!r}"
-        if bind := self.backend().hooks.get("bind"):
-            answer = bind(Solution(self.libtype, "no-such-kernel"), case.shape, case.device)
-            if not (isinstance(answer, Unsupported) and answer.reason.strip()):
-                yield f"bind() of a kernel that does not exist returned {answer!r}"
+            if breaks_contract(answer) or not answer.reason.strip():
+                yield f"{solution}: {answer}"
+        if "bind" in self.backend().functions:
+            unknown = self.backend().bind(Solution(self.libtype, "no-such-kernel"), case.shape, case.device)
+            if isinstance(unknown, Launcher) or breaks_contract(unknown) or not unknown.reason.strip():
+                yield f"bind() of a kernel that does not exist returned {unknown!r}"
 
     def test_lacks_refuses_what_bind_refuses(self, op_name: str) -> None:
         """Check that `lacks` refuses what `bind` refuses, with one reason, also for other kernels."""
-        if not hasattr(self.plugin(), "lacks"):
+        if "lacks" not in self.backend().functions:
             pytest.skip(f"{self.libtype} has no lacks()")
         cases = list(self._launching(op_name))
         solutions = list(dict.fromkeys(solution for case in cases for solution, _ in case.launchers[:_KERNELS]))
@@ -162,13 +162,12 @@ class LaunchChecks(ConformanceCases):
     def _fault_of_lacks(self, solution: Solution, case: Case) -> str:
         """Return how `lacks` contradicts `bind`, or an empty text."""
         reason = self.backend().lacks(solution, case.shape, case.device)
-        try:
-            answer = self.backend().hooks["bind"](solution, case.shape, case.device)
-        except LaunchError:  # only bind can tell
-            return ""
+        answer = self.backend().bind(solution, case.shape, case.device)
         if isinstance(answer, Launcher):
             return reason and f"is accepted by bind() and refused by lacks(): {reason}"
-        return "" if answer.reason == reason else f"is refused by bind(): {answer.reason!r}, by lacks(): {reason!r}"
+        raised = answer.reason.startswith("its bind() ") and not breaks_contract(answer)  # LaunchError: only bind can tell
+        same = raised or answer.reason == reason
+        return "" if same else f"is refused by bind(): {answer.reason!r}, by lacks(): {reason!r}"
 
     def test_a_row_without_a_name_is_served(self, op_name: str) -> None:
         """Check that a row without a kernel name runs the heuristic's choice, else the first listed."""
@@ -200,7 +199,7 @@ class LaunchChecks(ConformanceCases):
     def _faults_in_use(self, case: Case, solution: Solution, launcher: Launcher) -> Iterator[str]:
         sets = [case.drawn(seed).operands for seed in (0, 1)]
         served = Served(Verifier(case.op, case.shape, sets, MAX_ERROR_RATIO), case.device, None)
-        timing = served.check(solution, launcher, as_dispatch_binds(self.backend(), solution, case.device))
+        timing = served.check(solution, launcher, functools.partial(self.backend().bind, solution, device=case.device))
         if timing.status != "ok":
             yield f"is {timing.status} in use: {timing.detail}"
 

@@ -19,7 +19,7 @@ from tunedgemm.ops.formats.contents import duplicate
 from tunedgemm.ops.formats.shuffle import plain_weight
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
-from tunedgemm.solution import Solution
+from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO, errors
 from tunedgemm.tuner.watching import Poisoned
 
@@ -97,7 +97,7 @@ class Case:
     device: Device
     op: Op
     launchers: tuple[tuple[Solution, Launcher], ...]
-    refusals: tuple[tuple[Solution, object], ...]
+    refusals: tuple[tuple[Solution, Unsupported], ...]
     changed: tuple[str, ...] = ()
     _outputs: dict[Solution, Any] = attrs.field(factory=dict, init=False)
 

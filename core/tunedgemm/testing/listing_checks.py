@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import json
 import time
@@ -14,15 +13,14 @@ from typing import Any
 import attrs
 import pytest
 
-from tunedgemm.backends import hookspecs
-from tunedgemm.backends.contract import HOOKS
 from tunedgemm.backends.launcher import Launcher
-from tunedgemm.backends.registry import GROUP, make_backend
+from tunedgemm.backends.registry import GROUP
 from tunedgemm.device import Device
+from tunedgemm.errors import PluginError
 from tunedgemm.ops import ops
 from tunedgemm.shape import Shape
-from tunedgemm.solution import Solution, Unsupported
-from tunedgemm.testing.cases import ConformanceCases, bind_directly, require_none
+from tunedgemm.solution import Solution
+from tunedgemm.testing.cases import ConformanceCases, require_none
 from tunedgemm.testing.child import ask_child
 from tunedgemm.testing.shapes import DEVICES
 
@@ -35,46 +33,30 @@ class ListingChecks(ConformanceCases):
 
     def test_the_plugin_keeps_the_contract(self) -> None:
         """Check that the plugin loads, covers known ops, and has valid hooks and a one-line version."""
-        plugin = self.plugin()
-        make_backend(self.libtype, plugin)
-        unknown = set(self.backend().ops) - set(ops())
-        assert not unknown, f"OPS names {unknown}, which no installed distribution defines"
-        for name in HOOKS:
-            hook = getattr(plugin, name, None)
-            if hook is None:
-                continue
-            hook_parameters, parameters = inspect.signature(hook).parameters, inspect.signature(getattr(hookspecs, name)).parameters
-            faulty = (
-                p
-                for p in hook_parameters.values()
-                if p.name not in parameters or p.default is not p.empty or p.kind is not p.POSITIONAL_OR_KEYWORD
-            )
-            wrong = next(faulty, None)
-            assert wrong is None, (
-                f"{name}{inspect.signature(hook)}: {wrong} is not an argument of {name}({', '.join(parameters)}), or has a default"
-            )
-        library_version = getattr(plugin, "library_version", self.backend().library_version)
+        unknown = set(self.backend().ops) - set(ops())  # the backend's constructor checked all else
+        assert not unknown, f"ops names {unknown}, which no installed distribution defines"
+        library_version = self.backend().functions.get("library_version", self.backend().library_version)
         for device in self._devices_to_ask():
             version = library_version(device)
             assert isinstance(version, str), f"library_version({device}) is {version!r}, not text"
             assert not set(version) & set("\r\n"), f"library_version({device}) has more than one line: {version!r}"
 
     def test_supports_is_pure_quick_and_gives_reasons(self, op_name: str) -> None:
-        """Check that `supports` gives one answer, True or a reason, within a millisecond, for any device.
+        """Check that `supports` gives one answer, None or a reason, within a millisecond, for any device.
 
-        It refuses architectures that PLATFORMS, where the backend has some, do not name.
+        It refuses architectures that the backend's platforms, where it has some, do not name.
         """
-        supports, faults = self.backend().hooks["supports"], list[str]()
+        refusal, faults = self.backend().refusal, list[str]()
         for shape, device in self._shapes_and_devices(op_name):
-            call, first = f"supports({shape}, {device})", supports(shape, device)
-            if first is not True and not (isinstance(first, Unsupported) and first.reason.strip()):
-                faults.append(f"{call} returned {first!r}, not True or a reason")
-            if first is True and not self._is_declared(shape, device):
-                faults.append(f"{call} returned True, but no platform of PLATFORMS serves {shape.op} on {device.gfx}")
+            call, first = f"supports({shape}, {device})", refusal(shape, device)
+            if first is not None and (first.reason.startswith("its supports() ") or not first.reason.strip()):
+                faults.append(f"{call} returned {first!r}, not None or a reason")
+            if first is None and not self._is_declared(shape, device):
+                faults.append(f"{call} returned None, but no platform serves {shape.op} on {device.gfx}")
             seconds = []
             for _ in range(5):
                 start = time.perf_counter()
-                again = supports(shape, device)
+                again = refusal(shape, device)
                 seconds.append(time.perf_counter() - start)
                 if again != first:
                     faults.append(f"{call} answered {first!r}, then {again!r}")
@@ -84,7 +66,7 @@ class ListingChecks(ConformanceCases):
         require_none(faults)
 
     def _is_declared(self, shape: Shape, device: Device) -> bool:
-        """Tell whether PLATFORMS allow the shape on a described device; a present one may be emulated."""
+        """Tell whether the platforms allow the shape on a described device; a present one may be emulated."""
         platforms = self.backend().platforms
         return not platforms or device not in DEVICES or any(platform.serves(shape.op, device) for platform in platforms)
 
@@ -92,22 +74,23 @@ class ListingChecks(ConformanceCases):
         """Check that lists are stable, without duplicates, and survive the trial log; so does the choice."""
         faults, stored = list[str](), set[Any]()
         for shape, device in self._shapes_and_devices(op_name):
-            if self.backend().supports(shape, device):
+            if not self.backend().refusal(shape, device):
                 listed_faults = [*self._faults_of_list(shape, device, stored), *self._faults_of_heuristic(shape, device)]
                 faults += [f"{shape} on {device}: {fault}" for fault in listed_faults]
         require_none(faults)
 
     def _faults_of_list(self, shape: Shape, device: Device, stored: set[Any]) -> Iterator[str]:
         """Yield the faults of a shape's solutions; *stored* ones already survived the trial log."""
-        enumerate_solutions = self.backend().hooks["enumerate_solutions"]
-        listed = list(enumerate_solutions(shape, device))
-        foreign = [s for s in listed if not isinstance(s, Solution) or s.libtype != self.libtype or not s.kernel_name]
-        if foreign:
-            yield f"{foreign[0]!r} is not a named solution of {self.libtype!r}"
+        try:
+            listed = list(self.backend().iterate(shape, device))
+        except PluginError as error:
+            yield str(error)
             return
+        if nameless := [solution for solution in listed if not solution.kernel_name]:
+            yield f"{nameless[0]!r} is not a named solution of {self.libtype!r}"
         if len(set(listed)) < len(listed):
             yield f"listed more than once: {', '.join(sorted({str(s) for s in listed if listed.count(s) > 1}))}"
-        if listed != list(enumerate_solutions(shape, device)):
+        if listed != list(self.backend().iterate(shape, device)):
             yield "a second call lists other solutions"
         for solution in listed:
             fields = attrs.astuple(solution)
@@ -119,7 +102,7 @@ class ListingChecks(ConformanceCases):
                     yield f"{solution!r} comes back from its dict as {back!r}"
 
     def _faults_of_heuristic(self, shape: Shape, device: Device) -> Iterator[str]:
-        hook = self.backend().hooks.get("heuristic_fallback")
+        hook, device = self.backend().functions.get("heuristic_fallback"), device.limiting(self.backend().host)
         choice = hook(shape, device) if hook is not None else None
         if choice is not None and not (isinstance(choice, Solution) and choice.libtype == self.libtype):
             yield f"heuristic_fallback() returned {choice!r}"
@@ -144,8 +127,8 @@ class ListingChecks(ConformanceCases):
         for answer in self._answers_of_children():
             questions = itertools.product(self.every_shape(), answer["devices"])
             for (shape, device), there in zip(questions, answer["solutions"], strict=True):
-                supported = self.backend().supports(shape, device)
-                here = [str(solution) for solution in self.backend().solutions(shape, device)] if supported else None
+                refused = self.backend().refusal(shape, device)
+                here = None if refused else [str(solution) for solution in self.backend().solutions(shape, device)]
                 if here != there:
                     faults.append(f"{shape} on {device}: {str(here)[:200]} here, {str(there)[:200]} in another process")
         require_none(faults)
@@ -161,7 +144,7 @@ class ListingChecks(ConformanceCases):
 
     def test_prepare_needs_no_device(self) -> None:
         """Check that `prepare` compiles the first solution of each shape in a process without devices."""
-        if "prepare" not in self.backend().hooks:
+        if "prepare" not in self.backend().functions:
             pytest.skip(f"{self.libtype} has no prepare()")
         shapes = [shape for shape in self.served_shapes() if self._binds_first(shape)]
         if not shapes:
@@ -173,5 +156,4 @@ class ListingChecks(ConformanceCases):
     def _binds_first(self, shape: Shape) -> bool:
         """Tell whether the first solution of a shape binds here."""
         backend, device = self.backend(), self._device()
-        first = backend.solutions(shape, device)[:1] if backend.supports(shape, device) else []
-        return any(isinstance(bind_directly(backend, solution, shape, device), Launcher) for solution in first)
+        return any(isinstance(backend.bind(solution, shape, device), Launcher) for solution in backend.solutions(shape, device)[:1])

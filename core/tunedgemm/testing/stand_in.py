@@ -16,10 +16,13 @@ from typing import ClassVar
 
 import pytest
 
+from tunedgemm.backends.driver import bind_driver
 from tunedgemm.device import Device, device_of
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.testing.conformance import BackendConformance
+
+__all__ = ["StandInConformance", "bind_driver", "installed"]
 
 
 @contextlib.contextmanager
@@ -70,7 +73,7 @@ class StandInConformance(BackendConformance):
         return cls.every_shape()
 
     def _is_declared(self, shape: Shape, device: Device) -> bool:
-        """Tell whether PLATFORMS allow the shape on a described GPU; any CPU stands for the faked device."""
+        """Tell whether the platforms allow the shape on a described GPU; any CPU stands for the faked device."""
         return device.kind == "cpu" or super()._is_declared(shape, device)
 
     def test_loading_needs_no_device_and_no_other_plugin(self) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import attrs
 
-from tunedgemm.backends.registry import Backend, Registry, tie_order
+from tunedgemm.backends.backend import Backend
+from tunedgemm.backends.registry import Registry, tie_order
 from tunedgemm.device import Device
 from tunedgemm.errors import LibtypeError
 from tunedgemm.ops import op_named

@@ -7,7 +7,8 @@ afterwards. They are verified and measured like all others.
 from __future__ import annotations
 
 from tunedgemm.backends import split
-from tunedgemm.backends.registry import Backend, Registry
+from tunedgemm.backends.backend import Backend
+from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.shape import Shape
@@ -31,8 +32,8 @@ def candidates(shape: Shape, device: Device, backend: Backend, most: int = 0) ->
         PluginError: the backend breaks the contract.
     """
     product = _product(shape, backend)
-    solutions = backend.solutions(shape, device) if backend.supports(shape, device) else []
-    guesses = backend.solutions(product, device) if product is not None and backend.supports(product, device) else []
+    solutions = backend.solutions(shape, device)
+    guesses = backend.solutions(product, device) if product is not None else []
     with_split_bias = guesses[: min(SPLIT_GUESSES, most // 4 if solutions else most) if most else SPLIT_GUESSES]
     solutions = solutions[: most - len(with_split_bias) if most else None]
     return tuple(dict.fromkeys([*solutions, *map(split.with_add, with_split_bias)]))
@@ -41,8 +42,8 @@ def candidates(shape: Shape, device: Device, backend: Backend, most: int = 0) ->
 def refusal(shape: Shape, device: Device, backend: Backend) -> str:
     """Return why a backend supports a shape neither with its bias nor without; "" if it does."""
     product = _product(shape, backend)
-    answer = backend.supports(shape, device)
-    return "" if answer or (product is not None and backend.supports(product, device)) else str(answer)
+    refused = backend.refusal(shape, device)
+    return "" if refused is None or (product is not None and not backend.refusal(product, device)) else refused.reason
 
 
 def _product(shape: Shape, backend: Backend) -> Shape | None:

@@ -20,7 +20,8 @@ from concurrent.futures import TimeoutError as Overdue
 import attrs
 from pebble import ProcessExpired
 
-from tunedgemm.backends.registry import Backend, Registry
+from tunedgemm.backends.backend import Backend
+from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
@@ -271,7 +272,7 @@ class Compilers:
 
     def _prepares(self, libtype: str) -> bool:
         backend = self._registry.get(libtype)
-        return isinstance(backend, Backend) and "prepare" in backend.hooks
+        return isinstance(backend, Backend) and "prepare" in backend.functions
 
     def _running_pool(self) -> SpawnedPool:
         """Return the pool, a new one if it broke; an idle death blames no task."""

@@ -20,7 +20,6 @@ import attrs
 import torch
 
 from tunedgemm.backends.launcher import Launcher
-from tunedgemm.backends.registry import Backend
 from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
@@ -46,16 +45,6 @@ THREADED = 4
 FEWER_ROWS = 4
 
 Bind = Callable[[Shape], Launcher | Unsupported]
-
-
-def as_dispatch_binds(backend: Backend, solution: Solution, device: Device) -> Bind:
-    """Return the function that binds a solution to a shape where its backend supports that."""
-
-    def bind(shape: Shape) -> Launcher | Unsupported:
-        answer = backend.supports(shape, device, solution)
-        return answer if isinstance(answer, Unsupported) else backend.bind(solution, shape, device)
-
-    return bind
 
 
 @attrs.frozen(eq=False)

@@ -6,6 +6,7 @@ at any point, because it first binds the solutions that a request names.
 
 from __future__ import annotations
 
+import functools
 import gc
 import multiprocessing
 import socket
@@ -15,8 +16,9 @@ from typing import Any, TypeVar
 import attrs
 import torch
 
+from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.launcher import Launcher
-from tunedgemm.backends.registry import Backend, Registry
+from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device, device_of
 from tunedgemm.errors import PluginError, TunedGemmError
 from tunedgemm.libtypes import BUILTIN
@@ -30,7 +32,7 @@ from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.accuracy import with_flags
 from tunedgemm.tuner.candidates import baseline, candidates, refusal
-from tunedgemm.tuner.served import Served, as_dispatch_binds
+from tunedgemm.tuner.served import Served
 from tunedgemm.tuner.trial import Bench, DeviceFault, Options, Place, Sampler, Samples, failed
 from tunedgemm.tuner.verify import Verifier
 from tunedgemm.tuner.workload import Workload
@@ -188,7 +190,8 @@ class Session:
 
     def check_served(self, shape: Shape, solution: Solution) -> Timing:
         """Verify all that the row of a solution serves: see `Served`."""
-        bind, is_torchs = as_dispatch_binds(self._backend(solution.libtype), solution, self.device), solution.libtype == BUILTIN
+        bind = functools.partial(self._backend(solution.libtype).bind, solution, device=self.device)
+        is_torchs = solution.libtype == BUILTIN
         return self._bind_and_verify(
             shape, solution, lambda _, launcher: self._served_checks(shape).check(solution, launcher, bind, is_torchs=is_torchs)
         )

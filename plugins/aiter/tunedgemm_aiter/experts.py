@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.plugin import Device, Launcher, PluginError, Shape, Solution, Unsupported
-from tunedgemm.tools import on_device, private_folder, replace_file, torch_dtype
+from tunedgemm.plugin import Device, Launcher, PluginError, Shape, Solution
+from tunedgemm.tools.files import private_folder, replace_file
+from tunedgemm.tools.launching import on_device, torch_dtype
 
 from tunedgemm_aiter.installed import attribute, function, has_flydsl, lacking
 from tunedgemm_aiter.launch import compiling_eagerly
@@ -42,17 +43,17 @@ def lacks(family: str, solution: Solution, shape: Shape, device: Device) -> str:
     return reason
 
 
-def bind(family: str, solution: Solution, shape: Shape, limiting: Device, device: Device) -> Launcher | Unsupported:
+def bind(family: str, solution: Solution, shape: Shape, device: Device) -> Launcher:
     """Return the launcher of a solution; its first call outside of graphs compiles, where AITER has not.
 
     A call here would need memory for the weights of all experts.
+
+    Raises:
+        PluginError: AITER lacks the function or refuses.
     """
-    del family, limiting
-    try:
-        call = _by_choice(shape) if solution.kernel_name in (AUTO, "") else _by_row(solution, shape, device)
-        return Launcher(compiling_eagerly(on_device(call, device.index), shape, device))
-    except PluginError as error:
-        return Unsupported(str(error))
+    del family
+    call = _by_choice(shape) if solution.kernel_name in (AUTO, "") else _by_row(solution, shape, device)
+    return Launcher(compiling_eagerly(on_device(call, device.index), shape, device))
 
 
 def _by_choice(shape: Shape) -> Any:

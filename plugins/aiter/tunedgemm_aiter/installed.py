@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import PluginError
-from tunedgemm.tools import ForkSafeLock, load_fault
+from tunedgemm.tools.launching import ForkSafeLock, load_fault
 
 PACKAGE = "aiter"
 _DISTRIBUTIONS = ("amd-aiter", PACKAGE)

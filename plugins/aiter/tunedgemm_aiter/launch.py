@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tunedgemm.plugin import Device, Launcher, PluginError, Shape, Solution, Unsupported
-from tunedgemm.tools import on_device, torch_dtype, torch_launcher
+from tunedgemm.tools.launching import on_device, torch_dtype, torch_launcher
 
 from tunedgemm_aiter import opus_kernels
 from tunedgemm_aiter.installed import function, has_flydsl, lacking
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
 
 def lacks(family: str, solution: Solution, shape: Shape, device: Device) -> str:
-    """Return why a solution does not serve a shape, as far as AITER's sources tell; "" where it does."""
-    try:
-        kernel = parse(family, shape.op, solution.kernel_name)
-    except PluginError as error:
-        return str(error)
+    """Return why a solution does not serve a shape, as far as AITER's sources tell; "" where it does.
+
+    Raises:
+        PluginError: AITER has no kernels of such names.
+    """
+    kernel = parse(family, shape.op, solution.kernel_name)
     reason = unfit(kernel, solution.split_k, shape, device) or lacking(kernel.need)
     if not reason and family == "flydsl" and not has_flydsl():
         reason = "AITER compiles FlyDSL's kernels by the package flydsl, which is not installed"
@@ -32,16 +33,16 @@ def lacks(family: str, solution: Solution, shape: Shape, device: Device) -> str:
     return reason
 
 
-def bind(family: str, solution: Solution, shape: Shape, limiting: Device, device: Device) -> Launcher | Unsupported:
-    """Return the launcher of a solution, after a call on zeros, in which AITER compiles the kernel."""
-    del limiting
+def bind(family: str, solution: Solution, shape: Shape, device: Device) -> Launcher:
+    """Return the launcher of a solution, after a call on zeros, in which AITER compiles the kernel.
+
+    Raises:
+        PluginError: AITER lacks the function or refuses.
+    """
     kernel = parse(family, shape.op, solution.kernel_name)
-    try:
-        call = on_device(_MAKERS[family, shape.op](kernel, solution, shape), device.index)
-        if not _call_on_zeros(call, shape, device):
-            call = compiling_eagerly(call, shape, device)
-    except PluginError as error:
-        return Unsupported(str(error))
+    call = on_device(_MAKERS[family, shape.op](kernel, solution, shape), device.index)
+    if not _call_on_zeros(call, shape, device):
+        call = compiling_eagerly(call, shape, device)
     return Launcher(call, graph_safe=not _keeps_counters(family, kernel))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import attrs
-from tunedgemm.plugin import Device, Platform, Shape, Unsupported
-from tunedgemm.tools import parse_dtype
+from tunedgemm.plugin import Device, Platform, Shape
+from tunedgemm.tools.launching import parse_dtype
 
 _SHUFFLED = "aiter16x16"
 
@@ -67,17 +67,15 @@ def platforms_of(libtype: str) -> tuple[Platform, ...]:
     return tuple(Platform(limit.gfx, needs=(f"amd-aiter {limit.since}", *flydsl), ops=(op,)) for op, limit in LIMITS[libtype].items())
 
 
-def supports(libtype: str, shape: Shape, device: Device) -> bool | Unsupported:
-    """Return True, or why AITER has no kernel of the libtype for the shape."""
-    limit = LIMITS[libtype].get(shape.op)
-    if limit is None:
-        return Unsupported(f"op {shape.op} is not supported; supported: {', '.join(LIMITS[libtype])}")
+def unsupported(libtype: str, shape: Shape, device: Device) -> str:
+    """Return why AITER has no kernel of the libtype for the shape, or an empty text."""
+    limit = LIMITS[libtype][shape.op]
     if device.kind != "amd" or device.gfx not in limit.gfx:
-        return Unsupported(f"{libtype}: AITER has kernels of {shape.op} for {', '.join(limit.gfx)} (got {device.gfx})")
+        return f"{libtype}: AITER has kernels of {shape.op} for {', '.join(limit.gfx)} (got {device.gfx})"
     if shape.m == 0:
-        return Unsupported("an empty batch needs no kernel")
+        return "an empty batch needs no kernel"
     reason = _unfit_experts(shape, device) if shape.op == "fmoe" else _unfit(limit, shape, device)
-    return Unsupported(f"{libtype}: {reason}") if reason else True
+    return f"{libtype}: {reason}" if reason else ""
 
 
 def is_aiters_choice(shape: Shape) -> bool:

@@ -24,7 +24,7 @@ _TYPES = {"bf16": "bf16", "fp16": "f16"}
 _TUNE = "aiter.ops.flydsl.gemm_tune.flydsl_gemm_a8w8_bpreshuffle"
 
 
-def enumerate_solutions(libtype: str, family: str, shape: Shape, device: Device, present: bool) -> Iterable[Solution]:
+def enumerate_solutions(libtype: str, family: str, shape: Shape, device: Device) -> Iterable[Solution]:
     """Return the solutions of a shape, best guesses first; none where AITER cannot list any."""
     if find() is None or (family == "flydsl" and not has_flydsl()):
         return []
@@ -32,7 +32,7 @@ def enumerate_solutions(libtype: str, family: str, shape: Shape, device: Device,
         own = shape.op != "fmoe" or is_aiters_choice(shape)
         return [Solution(libtype, AUTO, deterministic=False, batch_invariant=False)] if own else []
     lister = _LISTERS.get((family, shape.op))
-    if lister is None or not (present or family == "opus"):
+    if lister is None or not (device.is_present or family == "opus"):
         return []
     try:
         listed = list(lister(shape, device))

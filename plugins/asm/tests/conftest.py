@@ -23,7 +23,7 @@ def no_other_packs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Hide the packs of the machine that runs the tests."""
     for variable in (sources.VARIABLE, sources.OF_AITER):
         monkeypatch.delenv(variable, raising=False)
-    for name in ("entry_points", "package_folders"):
+    for name in ("entry_points", "_folders_of"):
         monkeypatch.setattr(sources, name, lambda *_, **__: [])
     packs.reload()
     yield

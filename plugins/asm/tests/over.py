@@ -12,10 +12,12 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution, Unsupported, device_of
+from tunedgemm.plugin import Backend, Device, Launcher, LaunchError, Shape, Solution, Unsupported, device_of
 from tunedgemm.testing.conformance import Poisoned
-from tunedgemm.tools import bind_driver, ops, torch_dtype
-from tunedgemm_asm import Asm, driver, launch, packs
+from tunedgemm.testing.stand_in import bind_driver
+from tunedgemm.tools.launching import torch_dtype
+from tunedgemm.tools.tables import ops
+from tunedgemm_asm import Asm, asm, driver, launch, packs
 
 CPU = device_of(-1)
 #: Devices that the CPU stands for.
@@ -24,14 +26,14 @@ HOSTS = {"gfx942": Device("gfx942", 304, "amd-instinct-mi300x"), "gfx950": Devic
 ROUNDING = {"bf16": 2.0**-7, "fp32": 2.0**-18}
 
 
-def backend(fake: ModuleType, tree: Path, gfx: str) -> Asm:
+def backend(fake: ModuleType, tree: Path, gfx: str) -> Backend:
     """Return the backend over its own copy of the fake library, with the packs of AITER's tree and
     next to it.
     """
     library = bind_driver(driver.HIP, str(fake.copy_of()))
     own = tree.with_name(f"{tree.name}-own")
     found = found_in(gfx, tree, *([own] if own.is_dir() else []))
-    return Asm(catalog=lambda _: found, driver=lambda _: library, host=HOSTS[gfx])
+    return attrs.evolve(asm, hooks=Asm(catalog=lambda _: found, driver=lambda _: library), host=HOSTS[gfx])
 
 
 def found_in(gfx: str, *folders: Path) -> packs.Catalog:
@@ -46,9 +48,9 @@ def found_in(gfx: str, *folders: Path) -> packs.Catalog:
             packs.reload()
 
 
-def native(asm: Asm, fake: ModuleType) -> Any:
+def native(asm: Backend, fake: ModuleType) -> Any:
     """Return the fake library of a backend."""
-    return fake.native(asm.driver(driver.HIP).path)
+    return fake.native(asm.hooks.driver(driver.HIP).path)
 
 
 @attrs.frozen(eq=False)
@@ -92,7 +94,7 @@ def case(shape: Shape, seed: int = 0) -> Case:
 
 
 @contextlib.contextmanager
-def fenced(asm: Asm, fake: ModuleType, operands: tuple[Any, ...]) -> Iterator[None]:
+def fenced(asm: Backend, fake: ModuleType, operands: tuple[Any, ...]) -> Iterator[None]:
     """Restrict launches to reading the *operands* and writing what the plugin allocates."""
     library = native(asm, fake)
 
@@ -118,21 +120,21 @@ def fenced(asm: Asm, fake: ModuleType, operands: tuple[Any, ...]) -> Iterator[No
             library.fake_forget_all()
 
 
-def bound(asm: Asm, name: str, shape: Shape, split_k: int = 0) -> Launcher:
+def bound(asm: Backend, name: str, shape: Shape, split_k: int = 0) -> Launcher:
     """Bind a solution of that name; fail with the reason where it is refused."""
     answer = asm.bind(Solution(asm.libtype, name, split_k=split_k), shape, CPU)
     assert isinstance(answer, Launcher), f"{shape}: {name}: {answer}"
     return answer
 
 
-def refused(asm: Asm, name: str, shape: Shape, split_k: int = 0) -> str:
+def refused(asm: Backend, name: str, shape: Shape, split_k: int = 0) -> str:
     """Return the reason for which a solution of that name does not bind."""
     answer = asm.bind(Solution(asm.libtype, name, split_k=split_k), shape, CPU)
     assert isinstance(answer, Unsupported), f"{shape}: {name} binds"
     return answer.reason
 
 
-def fault(asm: Asm, fake: ModuleType, shape: Shape, name: str, split_k: int = 0) -> str:
+def fault(asm: Backend, fake: ModuleType, shape: Shape, name: str, split_k: int = 0) -> str:
     """Return the fault of a solution, at the bind, at the launch or in its output, or an empty
     text.
     """

@@ -39,7 +39,7 @@ def test_every_code_object_loads_and_gets_the_arguments_that_it_declares(
     """Every real code object passes the checks, loads, and computes its product from our arguments."""
     monkeypatch.setenv("FAKE_GFX", gfx)
     asm: Any = over.backend(fake, Path(TREE), gfx)
-    found = asm.catalog(gfx)
+    found = asm.hooks.catalog(gfx)
     assert not found.refusals
     wrong, launched = {}, 0
     for name, loaded in found.kernels.items():

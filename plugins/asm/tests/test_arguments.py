@@ -15,7 +15,7 @@ gfx950 = pytest.mark.parametrize("asm", ["gfx950"], indirect=True)
 @gfx950
 def test_what_is_needed_beside_operands(asm: Any, fake: ModuleType, over: ModuleType) -> None:
     """Workspace, counters, zeroing and padded rows are those of each layout."""
-    kernels = {name: loaded.kernel for name, loaded in asm.catalog("gfx950").kernels.items()}
+    kernels = {name: loaded.kernel for name, loaded in asm.hooks.catalog("gfx950").kernels.items()}
     product = Shape("a16w16", 70, 128, 512)
     own = arguments_of(kernels["tunedgemm_bf16_64x64_pf2_splitk"], 2, product)
     assert (own.workspace, own.counters, own.zeroed, own.rows) == (4 * 2 * 4 * 64 * 64, 1024, False, 70)

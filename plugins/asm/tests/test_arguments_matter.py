@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 from tunedgemm.plugin import PluginError, Shape
-from tunedgemm.tools import Launch, LaunchPlan, launch_of
+from tunedgemm.tools.launching import Launch, LaunchPlan, launch_of
 from tunedgemm_asm import launch, limits
 from tunedgemm_asm.abi import ABIS, Abi, Field
 
@@ -80,10 +80,10 @@ def faults(asm: Any, over: ModuleType, fake: ModuleType, abi: str) -> list[str]:
 
 def with_abi(asm: Any, abi: Any) -> Any:
     """Return the backend with another layout in place of that of its name."""
-    found = asm.catalog("gfx950")
+    found = asm.hooks.catalog("gfx950")
     kernels = {name: Other(loaded, abi) if loaded.abi.name == abi.name else loaded for name, loaded in found.kernels.items()}
     other = attrs.evolve(found, kernels=kernels)
-    return attrs.evolve(asm, catalog=lambda _: other)
+    return attrs.evolve(asm, hooks=attrs.evolve(asm.hooks, catalog=lambda _: other))
 
 
 class Other:
@@ -129,7 +129,7 @@ class Moved:
 def moved(abi: Abi, asm: Any, fake: ModuleType) -> Iterator[tuple[str, Moved]]:
     """Yield the layout with each used field moved by its slot, up and down."""
     for case in CASES[abi.name]:
-        told = launch.arguments_of(asm.catalog("gfx950").kernels[name_of(fake, case)].kernel, case[2], case[0])
+        told = launch.arguments_of(asm.hooks.catalog("gfx950").kernels[name_of(fake, case)].kernel, case[2], case[0])
         used = (*told.addresses, *told.values)
         for name in used:
             by = 16 if abi.name.startswith("aiter") else abi.field(name).bytes
@@ -176,14 +176,14 @@ def test_every_value_matters(
     def seen(label: str, change: Any) -> None:
         seen_with(label, "arguments_of", lambda *told: change(plain(*told)))
 
-    kernel = asm.catalog("gfx950").kernels[name_of(fake, CASES[abi][0])].kernel
+    kernel = asm.hooks.catalog("gfx950").kernels[name_of(fake, CASES[abi][0])].kernel
     first = plain(kernel, 2, CASES[abi][0][0])
     for name in first.values:
         if name == "beta":
             continue  # it would scale C, which these products do not have
         for label, amend in (("+1", lambda value: value + 1), ("half", lambda value: type(value)(value / 2)), ("0", lambda _: 0)):
             values = [
-                plain(asm.catalog("gfx950").kernels[name_of(fake, case)].kernel, case[2], case[0]).values[name] for case in CASES[abi]
+                plain(asm.hooks.catalog("gfx950").kernels[name_of(fake, case)].kernel, case[2], case[0]).values[name] for case in CASES[abi]
             ]
             if any(amend(value) != value for value in values):
                 seen(

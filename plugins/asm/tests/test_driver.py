@@ -8,7 +8,8 @@ from typing import Any
 import attrs
 import pytest
 from tunedgemm.plugin import LaunchError
-from tunedgemm.tools import Driver, bind_driver, load_function
+from tunedgemm.testing.stand_in import bind_driver
+from tunedgemm.tools.launching import Driver, load_function
 from tunedgemm_asm.driver import HIP
 
 

@@ -40,10 +40,10 @@ def shapes(gfx: str) -> list[Shape]:
 def test_shuffled_weights_get_a_kernel_that_runs(asm: Any) -> None:
     """Every supported shape gets a guess that fits."""
     gfx, device = asm.host.gfx, asm.host
-    found = asm.catalog(gfx)
+    found = asm.hooks.catalog(gfx)
     for shape in shapes(gfx):
         guess = asm.heuristic_fallback(shape, device)
-        assert (guess is not None) is bool(asm.supports(shape, device)), shape
+        assert (guess is None) is bool(asm.refusal(shape, device)), shape
         if guess is not None:
             kernel, splits = resolve(guess, shape, device, found)
             assert unfit(found.kernels[kernel.name], splits, shape) is None
@@ -52,19 +52,21 @@ def test_shuffled_weights_get_a_kernel_that_runs(asm: Any) -> None:
 @gfx942
 def test_the_order_of_a_manifest_does_not_decide(asm: Any) -> None:
     """Guess and list do not depend on the order of kernels."""
-    kernels, draw = list(asm.catalog("gfx942").kernels.items()), random.Random(1)
+    kernels, draw = list(asm.hooks.catalog("gfx942").kernels.items()), random.Random(1)
     for shape in shapes("gfx942")[::7]:
-        wanted = asm.heuristic_fallback(shape, MI300X), list(asm.enumerate_solutions(shape, MI300X))
+        wanted = asm.heuristic_fallback(shape, MI300X), list(asm.solutions(shape, MI300X))
         for _ in range(3):
             draw.shuffle(kernels)
-            other = attrs.evolve(asm, catalog=lambda _: attrs.evolve(asm.catalog("gfx942"), kernels=dict(kernels)))
-            assert (other.heuristic_fallback(shape, MI300X), list(other.enumerate_solutions(shape, MI300X))) == wanted
+            other = attrs.evolve(
+                asm, hooks=attrs.evolve(asm.hooks, catalog=lambda _: attrs.evolve(asm.hooks.catalog("gfx942"), kernels=dict(kernels)))
+            )
+            assert (other.heuristic_fallback(shape, MI300X), list(other.solutions(shape, MI300X))) == wanted
 
 
 @gfx942
 def test_kernels_rank_as_in_aiters_launcher(asm: Any, fake: ModuleType) -> None:
     """Rounds, idle units, padded rows and tile decide in this order."""
-    kernels = {name: loaded.kernel for name, loaded in asm.catalog("gfx942").kernels.items()}
+    kernels = {name: loaded.kernel for name, loaded in asm.hooks.catalog("gfx942").kernels.items()}
     small, large = (kernels[fake.bf16(tile, shuffled=True)["knl_name"]] for tile in (32, 128))
     device = attrs.evolve(MI300X, cu_num=64)
     many = attrs.evolve(SHUFFLED, m=128)  # 256 workgroups in 4 rounds or 64 in one
@@ -85,7 +87,7 @@ def test_too_many_tiles_for_the_counters_are_not_split(asm: Any, fake: ModuleTyp
     guess = asm.heuristic_fallback(shape, MI300X)
     assert guess is not None
     assert guess.split_k == 1
-    chosen = {solution.kernel_name for solution in asm.enumerate_solutions(shape, MI300X)}
+    chosen = {solution.kernel_name for solution in asm.solutions(shape, MI300X)}
     assert fake.bf16(32, shuffled=True, splits=True)["knl_name"] not in chosen
 
 
@@ -108,15 +110,15 @@ def test_kernels_of_other_packs_serve_no_untuned_call(
 ) -> None:
     """Kernels of other packs are not guessed."""
     shape = attrs.evolve(SHUFFLED, n=4096 + 16)  # in no tile of AITER's
-    assert asm.supports(shape, MI300X) is True
-    assert {solution.kernel_name[:10] for solution in asm.enumerate_solutions(shape, MI300X)} == {"tunedgemm_"}
+    assert asm.refusal(shape, MI300X) is None
+    assert {solution.kernel_name[:10] for solution in asm.solutions(shape, MI300X)} == {"tunedgemm_"}
     assert asm.heuristic_fallback(shape, MI300X) is None
     assert isinstance(asm.heuristic_fallback(SHUFFLED, MI300X), Solution)
     fake.write(tmp_path / "mine", "m.csv", fake.ROWS["bf16gemm"], objects, "gfx942", 352)
     (tmp_path / "mine" / "pack.json").write_text(json.dumps({"abi": "aiter-bf16gemm", "gfx": "gfx942", "manifest": "m.csv"}))
     found = over.found_in("gfx942", tmp_path / "mine")
-    theirs = attrs.evolve(asm, catalog=lambda _: found)
-    assert theirs.supports(SHUFFLED, MI300X) is True
+    theirs = attrs.evolve(asm, hooks=attrs.evolve(asm.hooks, catalog=lambda _: found))
+    assert theirs.refusal(SHUFFLED, MI300X) is None
     assert theirs.heuristic_fallback(SHUFFLED, MI300X) is None
 
 
@@ -128,7 +130,7 @@ def test_an_unlaunchable_kernel_is_not_a_guess(over: ModuleType, fake: ModuleTyp
         assert guess.kernel_name not in seen
         over.bound(broken, guess.kernel_name, SHUFFLED, guess.split_k)
         seen.append(guess.kernel_name)
-        broken.catalog("gfx942").kernels[guess.kernel_name].path.write_bytes(b"garbage")
+        broken.hooks.catalog("gfx942").kernels[guess.kernel_name].path.write_bytes(b"garbage")
     assert len(seen) > 3
 
 
@@ -137,8 +139,13 @@ def test_fp4_has_no_ragged_guess_of_128x512(asm: Any, over: ModuleType, fake: Mo
     """The fp4 tile 128x512 is guessed only for whole tiles of N."""
     shape = Shape("a4w4_blockscale", 128, 3840, 4096, dtype="fp4x2", outdtype="bf16", scale="block", layout="aiter16x16")
     [name] = [row["knl_name"] for row in fake.ROWS["f4gemm"] if "128x512" in row["knl_name"]]
-    alone = attrs.evolve(asm, catalog=lambda gfx: attrs.evolve(asm.catalog(gfx), kernels={name: asm.catalog(gfx).kernels[name]}))
+    alone = attrs.evolve(
+        asm,
+        hooks=attrs.evolve(
+            asm.hooks, catalog=lambda gfx: attrs.evolve(asm.hooks.catalog(gfx), kernels={name: asm.hooks.catalog(gfx).kernels[name]})
+        ),
+    )
     assert asm.heuristic_fallback(shape, asm.host).kernel_name != name
     assert alone.heuristic_fallback(shape, asm.host) is None
     assert alone.heuristic_fallback(attrs.evolve(shape, n=4096), asm.host).kernel_name == name
-    assert {solution.kernel_name for solution in alone.enumerate_solutions(shape, asm.host)} == {name}
+    assert {solution.kernel_name for solution in alone.solutions(shape, asm.host)} == {name}

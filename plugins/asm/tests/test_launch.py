@@ -11,9 +11,10 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from tunedgemm.plugin import Launcher, LaunchError, Shape, Solution
+from tunedgemm.plugin import LaunchError, Shape, Solution
 from tunedgemm.testing.conformance import Poisoned
-from tunedgemm.tools import KernelFunction, Launch, LaunchPlan, bind_driver, launch_of, semaphores
+from tunedgemm.testing.stand_in import bind_driver
+from tunedgemm.tools.launching import KernelFunction, Launch, LaunchPlan, launch_of, semaphores
 from tunedgemm_asm import driver, launch, packs
 
 gfx942 = pytest.mark.parametrize("asm", ["gfx942"], indirect=True)
@@ -193,7 +194,8 @@ def test_a_driver_that_does_not_load_it_is_an_error(asm: Any, over: ModuleType, 
     fresh = bind_driver(driver.HIP, str(fake.copy_of()))
     name = name_of(fake, 96, shuffled=True, splits=True)
     with pytest.raises(LaunchError, match=f"asm {name} on gfx942: hipModuleLoadData: no kernel image is available"):
-        over.bound(attrs.evolve(asm, driver=lambda _: fresh), name, attrs.evolve(PRODUCT, layout="aiter16x16"), 2)
+        own = attrs.evolve(asm, hooks=attrs.evolve(asm.hooks, driver=lambda _: fresh))
+        own.functions["bind"](Solution("asm", name, 2), attrs.evolve(PRODUCT, layout="aiter16x16"), over.CPU.limiting(asm.host))
 
 
 @gfx942
@@ -210,17 +212,5 @@ def test_a_code_object_is_checked_before_it_is_loaded(
     assert over.refused(broken, row["knl_name"], PRODUCT) == f"pack aiter-gfx942-bf16gemm ({path.parent}): {path.name}: {reason}"
     assert over.native(broken, fake).fake_loads() == 0
     assert over.fault(broken, fake, PRODUCT, name_of(fake, 64, shuffled=False, prefetch=3), 1) == ""
-    assert any(path.name in problem for problem in broken.catalog("gfx942").problems)
-    assert isinstance(broken.catalog("gfx942"), packs.Catalog)
-
-
-@gfx942
-def test_a_described_device_is_refused(asm: Any, over: ModuleType, fake: ModuleType) -> None:
-    """Solutions of an absent device are listed and do not bind."""
-    from tunedgemm.plugin import Device
-
-    absent = Device("gfx942", 304, "amd-instinct-mi300x")
-    plain = attrs.evolve(asm, host=None)
-    first = next(iter(plain.enumerate_solutions(PRODUCT, absent)))
-    assert "device: not present (got " in str(plain.bind(first, PRODUCT, absent))
-    assert isinstance(asm.bind(Solution("asm", first.kernel_name, first.split_k), PRODUCT, over.CPU), Launcher)
+    assert any(path.name in problem for problem in broken.hooks.catalog("gfx942").problems)
+    assert isinstance(broken.hooks.catalog("gfx942"), packs.Catalog)

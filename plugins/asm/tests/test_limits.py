@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 import pytest
-from tunedgemm.plugin import Device, Shape, Solution
+from tunedgemm.plugin import Device, Shape, Solution, Unsupported
 from tunedgemm_asm import asm as plain
 from tunedgemm_asm import launch
 from tunedgemm_asm.abi import ABIS
@@ -28,12 +28,12 @@ FP4 = Shape("a4w4_blockscale", 64, 512, 512, dtype="fp4x2", outdtype="bf16", sca
 
 def test_without_packs_nothing_is_supported() -> None:
     """Without packs the reason says where kernels come from."""
-    assert str(plain.supports(PRODUCT, MI300X)) == (
+    assert str(plain.refusal(PRODUCT, MI300X)) == (
         "no pack has kernels of a16w16 for gfx942: install AITER, or run `tunedgemm asm build --gfx gfx942 -o DIR`, "
         "and name folders of packs in TUNEDGEMM_ASM_PACKS"
     )
-    assert "asm build" not in str(plain.supports(INT8, MI300X))
-    assert list(plain.enumerate_solutions(PRODUCT, MI300X)) == []
+    assert "asm build" not in str(plain.refusal(INT8, MI300X))
+    assert list(plain.solutions(PRODUCT, MI300X)) == []
     assert plain.heuristic_fallback(attrs.evolve(PRODUCT, layout="aiter16x16"), MI300X) is None
     assert plain.library_version(MI300X) == ""
 
@@ -42,7 +42,7 @@ def test_other_devices_have_no_code_objects(failing: Any) -> None:
     """Other architectures are unsupported."""
 
     def check(gfx: str) -> None:
-        assert str(plain.supports(PRODUCT, Device(gfx, 100, "other"))) == (
+        assert str(plain.refusal(PRODUCT, Device(gfx, 100, "other"))) == (
             f"{gfx} is not supported; code objects exist for gfx942 and gfx950, generated PTX for sm_90"
         )
 
@@ -54,19 +54,20 @@ def test_shapes_without_a_kernel(asm: Any, over: ModuleType, failing: Any) -> No
     """An unsupported shape names limit and value."""
 
     def check(shape: Shape, reason: str) -> None:
-        kernels = {name: loaded for name, loaded in asm.catalog("gfx950").kernels.items() if not name.startswith("tunedgemm")}
-        theirs = attrs.evolve(asm, catalog=lambda _: attrs.evolve(asm.catalog("gfx950"), kernels=kernels))
-        answer = theirs.supports(shape, MI355X)
-        assert not answer
+        kernels = {name: loaded for name, loaded in asm.hooks.catalog("gfx950").kernels.items() if not name.startswith("tunedgemm")}
+        theirs = attrs.evolve(
+            asm, hooks=attrs.evolve(asm.hooks, catalog=lambda _: attrs.evolve(asm.hooks.catalog("gfx950"), kernels=kernels))
+        )
+        answer = theirs.refusal(shape, MI355X)
+        assert isinstance(answer, Unsupported)
         assert re.search(reason, str(answer)), str(answer)
-        assert list(theirs.enumerate_solutions(shape, MI355X)) == []
         assert theirs.heuristic_fallback(shape, MI355X) is None
 
     assert not failing(
         check,
         [
             (attrs.evolve(PRODUCT, m=0), "an empty batch needs no kernel"),
-            (Shape("batched_bf16", 4, 64, 64, extra={"B": 2}), "unsupported op batched_bf16"),
+            (Shape("batched_bf16", 4, 64, 64, extra={"B": 2}), "op batched_bf16 is not covered"),
             (attrs.evolve(PRODUCT, dtype="fp16", outdtype="fp16"), "takes bf16, not fp16"),
             (attrs.evolve(PRODUCT, outdtype="fp16"), "writes bf16 or fp32, not fp16"),
             (attrs.evolve(PRODUCT, k=96), r"needs K % 64 = 0 \(K=96\)"),
@@ -97,14 +98,14 @@ def test_shapes_without_a_kernel(asm: Any, over: ModuleType, failing: Any) -> No
 @gfx942
 def test_an_architecture_has_the_fp8_that_it_multiplies(asm: Any) -> None:
     """gfx942 supports only FNUZ fp8."""
-    assert asm.supports(attrs.evolve(FP8, dtype="fp8_e4m3fnuz"), MI300X) is True
-    assert str(asm.supports(FP8, MI300X)) == "gfx942 multiplies fp8_e4m3fnuz, not fp8_e4m3fn"
+    assert asm.refusal(attrs.evolve(FP8, dtype="fp8_e4m3fnuz"), MI300X) is None
+    assert str(asm.refusal(FP8, MI300X)) == "gfx942 multiplies fp8_e4m3fnuz, not fp8_e4m3fn"
 
 
 @gfx950
 def test_parts_of_k(asm: Any, fake: ModuleType) -> None:
     """Splits are limited by steps, counters and the kernel."""
-    kernels = asm.catalog("gfx950").kernels
+    kernels = asm.hooks.catalog("gfx950").kernels
     split, whole = (
         kernels[fake.bf16(32, shuffled=False, splits=True)["knl_name"]],
         kernels[fake.bf16(32, shuffled=False, prefetch=3)["knl_name"]],
@@ -131,14 +132,14 @@ def test_parts_of_k(asm: Any, fake: ModuleType) -> None:
 @gfx950
 def test_fp4_has_large_outputs(asm: Any) -> None:
     """fp4 outputs may exceed 4 GiB, operands may not."""
-    assert asm.supports(attrs.evolve(FP4, m=838784, n=5760, k=3584), MI355X) is True
-    assert "bytes of x" in str(asm.supports(attrs.evolve(FP4, m=1 << 22, k=2048), MI355X))
+    assert asm.refusal(attrs.evolve(FP4, m=838784, n=5760, k=3584), MI355X) is None
+    assert "bytes of x" in str(asm.refusal(attrs.evolve(FP4, m=1 << 22, k=2048), MI355X))
 
 
 @gfx950
 def test_ours_take_ragged_columns_and_large_operands(asm: Any) -> None:
     """The plugin's kernels support ragged N and operands above 4 GiB."""
-    kernels = asm.catalog("gfx950").kernels
+    kernels = asm.hooks.catalog("gfx950").kernels
     plain_weight, shuffled = kernels["tunedgemm_bf16_64x64_pf2"], kernels["tunedgemm_bf16_64x64_bshuffle_pf2"]
     assert unfit(plain_weight, 1, attrs.evolve(PRODUCT, n=100)) is None
     biased = attrs.evolve(PRODUCT, outdtype="fp32", epilogue="bias")
@@ -157,16 +158,16 @@ def test_packs_are_read_only_for_usable_architectures() -> None:
     def never(gfx: str) -> Any:
         raise AssertionError(gfx)
 
-    elsewhere = attrs.evolve(plain, catalog=never)
+    elsewhere = attrs.evolve(plain, hooks=attrs.evolve(plain.hooks, catalog=never))
     b200 = Device("sm_100", 148, "nvidia-b200")
-    assert not elsewhere.supports(PRODUCT, b200)
+    assert elsewhere.refusal(PRODUCT, b200)
     assert elsewhere.library_version(b200) == ""
-    assert list(elsewhere.enumerate_solutions(PRODUCT, b200)) == []
+    assert list(elsewhere.solutions(PRODUCT, b200)) == []
     assert elsewhere.heuristic_fallback(attrs.evolve(PRODUCT, layout="aiter16x16"), b200) is None
-    assert not elsewhere.bind(Solution("asm", "any"), PRODUCT, b200)
+    assert isinstance(elsewhere.bind(Solution("asm", "any"), PRODUCT, b200), Unsupported)
     h200 = Device("sm_90", 132, "nvidia-h200")
-    assert elsewhere.supports(PRODUCT, h200)
-    assert list(elsewhere.enumerate_solutions(PRODUCT, h200))
+    assert not elsewhere.refusal(PRODUCT, h200)
+    assert list(elsewhere.solutions(PRODUCT, h200))
     assert elsewhere.heuristic_fallback(PRODUCT, h200) is None
 
 
@@ -179,12 +180,12 @@ def test_a_packs_descriptor_may_narrow_its_layout(
     fake.write(tmp_path / "narrow", "m.csv", fake.OWN, objects, "gfx950", 96)
     (tmp_path / "narrow" / "pack.json").write_text(json.dumps(said))
     found = over.found_in("gfx950", tmp_path / "narrow")
-    narrow = attrs.evolve(asm, catalog=lambda _: found)
-    assert not narrow.supports(PRODUCT, MI355X)
+    narrow = attrs.evolve(asm, hooks=attrs.evolve(asm.hooks, catalog=lambda _: found))
+    assert narrow.refusal(PRODUCT, MI355X)
     wide = attrs.evolve(PRODUCT, outdtype="fp32")
-    assert narrow.supports(wide, MI355X) is True
+    assert narrow.refusal(wide, MI355X) is None
     biased = attrs.evolve(wide, epilogue="bias", bias_dtype="fp32")
-    assert narrow.supports(biased, MI355X) is True
+    assert narrow.refusal(biased, MI355X) is None
     own = found.kernels["tunedgemm_bf16_32x32_pf2"]
     for operand, shape, dtype in (("weight", wide, "bf16"), ("bias", biased, "fp32")):
         without = Named(own, {**own.dtypes, operand: ()})
@@ -200,11 +201,11 @@ def test_every_layout_of_arguments_has_its_limits_and_its_maker() -> None:
 @gfx950
 def test_a_reason_is_given_once_with_an_example_kernel(asm: Any) -> None:
     """Each reason appears once with an example kernel."""
-    told = str(asm.supports(attrs.evolve(PRODUCT, k=96), MI355X))
+    told = str(asm.refusal(attrs.evolve(PRODUCT, k=96), MI355X))
     assert told.startswith("no kernel of a16w16 supports the shape: ")
     reasons = [reason.split(" ", 1) for reason in told.removeprefix("no kernel of a16w16 supports the shape: ").split("; ")]
     assert sorted(text for _, text in reasons) == ["needs K % 64 = 0 (K=96)", "reads weights of layout aiter16x16, not row"]
-    assert all(name in asm.catalog("gfx950").kernels for name, _ in reasons)
+    assert all(name in asm.hooks.catalog("gfx950").kernels for name, _ in reasons)
 
 
 class Named:

@@ -13,7 +13,8 @@ import pytest
 import torch
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported
 from tunedgemm.testing.launching import without_extension
-from tunedgemm.tools import MapDescription, op_named, ops
+from tunedgemm.tools.launching import MapDescription
+from tunedgemm.tools.tables import op_named, ops
 from tunedgemm_asm import Asm, asm
 from tunedgemm_asm.ptx import build
 from tunedgemm_asm.ptx.kernel import text_of
@@ -112,7 +113,7 @@ def test_a_solution_computes_its_product(ptx: ModuleType, extension: bool, faili
     def check(config: KernelConfig, splits: int, shape: Shape) -> None:
         cuda = ptx.Cuda()
         library = cuda.driver()
-        backend = Asm(driver=lambda interface: library, host=Device("sm_90", 3, "small"))
+        backend = attrs.evolve(asm, hooks=Asm(driver=lambda interface: library), host=Device("sm_90", 3, "small"))
         launcher = backend.bind(Solution("asm", config.name, splits), shape, CPU)
         assert isinstance(launcher, Launcher), launcher
         op = op_named(shape.op)
@@ -138,9 +139,8 @@ def test_other_sizes_and_layouts_are_refused(failing: Any) -> None:
     """Other sizes and layouts are refused with the reason."""
 
     def check(shape: Shape, reason: str) -> None:
-        answer = asm.supports(shape, H200)
+        answer = asm.refusal(shape, H200)
         assert isinstance(answer, Unsupported) and reason in str(answer)
-        assert list(asm.enumerate_solutions(shape, H200)) == []
         assert asm.heuristic_fallback(shape, H200) is None
 
     assert not failing(
@@ -164,7 +164,7 @@ def test_lists_are_those_of_plain_weights(failing: Any) -> None:
     def check(shape: Shape) -> None:
         plain = attrs.evolve(shape, op=shape.op.removesuffix("_bpreshuffle"), layout="row")
         assert enumerate_candidates(shape, H200) == enumerate_candidates(plain, H200) != []
-        first = next(iter(asm.enumerate_solutions(shape, H200)))
+        first = next(iter(asm.solutions(shape, H200)))
         assert list(refine("asm", first, shape, H200)) == list(refine("asm", first, plain, H200))
         untuned = asm.heuristic_fallback(shape, H200)
         assert untuned is not None

@@ -11,7 +11,7 @@ import torch
 import tunedgemm
 from tunedgemm.plugin import Device, Launcher, Shape, Solution
 from tunedgemm.testing.launching import bind_launcher, draw_operands
-from tunedgemm.tools import shuffle_weight
+from tunedgemm.tools.tables import shuffle_weight
 from tunedgemm_asm import asm
 from tunedgemm_asm.ptx.names import COLUMNS, KernelConfig
 

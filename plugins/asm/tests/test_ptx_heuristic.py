@@ -70,7 +70,7 @@ def test_the_first_of_the_list_by_block_was_rarely_slower_than_torchs() -> None:
     """The first listed kernel was slower than torch's call for two products of 40, by at most 6 %."""
     gains = []
     for shape, times in read_times(RESULTS / "h100-2026-11-26/a8w8_blockscale-trials.csv.gz", BY_BLOCK).items():
-        first = next(iter(asm.enumerate_solutions(shape, H200)))
+        first = next(iter(asm.solutions(shape, H200)))
         if us := times.get(("asm", first.kernel_name, first.split_k)):
             gains.append(times["torch", "native", 0] / us)
     assert len(gains) >= 40
@@ -106,7 +106,7 @@ def test_few_rows_of_x_share_one_tile(m: int) -> None:
 def test_tiles_of_x_that_share_rows_of_the_weight_run_side_by_side(m: int) -> None:
     """Listed kernels and the guess order tiles so that neighbouring CTAs read the same rows of the weight."""
     shape = attrs.evolve(PLAIN, m=m, n=4096, k=12288)
-    for solution in (asm.heuristic_fallback(shape, H100), *asm.enumerate_solutions(shape, H100)):
+    for solution in (asm.heuristic_fallback(shape, H100), *asm.solutions(shape, H100)):
         assert solution is not None
         config = parse_name(solution.kernel_name)
         units = units_of(config, shape)

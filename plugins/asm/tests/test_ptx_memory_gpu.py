@@ -28,7 +28,8 @@ PROGRAM = """
 import pickle, re, sys, torch
 from pathlib import Path
 from tunedgemm.plugin import device_of
-from tunedgemm.tools import ops, plain_weight
+from tunedgemm.testing.launching import plain_weight
+from tunedgemm.tools.tables import ops
 from tunedgemm_asm import asm
 from tunedgemm_asm.ptx import build
 if len(sys.argv) > 2:

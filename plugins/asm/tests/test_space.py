@@ -37,7 +37,7 @@ def shapes(gfx: str) -> list[Shape]:
 def test_every_listed_solution_is_right(asm: Any, fake: ModuleType, over: ModuleType) -> None:
     """Every listed kernel with every split computes its product."""
     for shape in shapes(asm.host.gfx):
-        listed = list(asm.enumerate_solutions(shape, over.CPU))
+        listed = list(asm.solutions(shape, over.CPU))
         assert listed
         assert len(set(listed)) == len(listed)
         wrong = {str(each): over.fault(asm, fake, shape, each.kernel_name, each.split_k) for each in listed}
@@ -47,27 +47,27 @@ def test_every_listed_solution_is_right(asm: Any, fake: ModuleType, over: Module
 @gfx950
 def test_split_k_is_written_as_aiter_does(asm: Any, over: ModuleType) -> None:
     """splitK is written as in AITER's rows, and claims of determinism are right."""
-    bf16 = {(each.kernel_name, each.split_k): each for each in asm.enumerate_solutions(PRODUCT, over.CPU)}
+    bf16 = {(each.kernel_name, each.split_k): each for each in asm.solutions(PRODUCT, over.CPU)}
     assert {split for name, split in bf16 if "clean" in name} == set(range(2, 9))
     assert {split for name, split in bf16 if "_pf3_" in name} == {1}
     assert {split for (name, split), each in bf16.items() if "clean" in name and each.deterministic} == {2}
     assert {each.deterministic for (name, _), each in bf16.items() if "clean" not in name} == {True}
-    assert {each.split_k for each in asm.enumerate_solutions(INT8, over.CPU)} == {1, 2, 3, 6}
-    assert {each.split_k for each in asm.enumerate_solutions(FP4, over.CPU)} == {0, 1, 2, 3}
+    assert {each.split_k for each in asm.solutions(INT8, over.CPU)} == {1, 2, 3, 6}
+    assert {each.split_k for each in asm.solutions(FP4, over.CPU)} == {0, 1, 2, 3}
 
 
 @gfx950
 def test_the_best_guess_comes_first(asm: Any, over: ModuleType) -> None:
     """A kernel that fills the compute units comes first."""
-    listed = list(asm.enumerate_solutions(attrs.evolve(PRODUCT, m=16, n=4096, k=8192), over.CPU))
-    kernel, splits = resolve(listed[0], attrs.evolve(PRODUCT, m=16, n=4096, k=8192), asm.host, asm.catalog("gfx950"))
+    listed = list(asm.solutions(attrs.evolve(PRODUCT, m=16, n=4096, k=8192), over.CPU))
+    kernel, splits = resolve(listed[0], attrs.evolve(PRODUCT, m=16, n=4096, k=8192), asm.host, asm.hooks.catalog("gfx950"))
     assert -(-16 // kernel.tile_m) * (4096 // kernel.tile_n) * splits == 256
 
 
 @gfx950
 def test_rows_without_a_split_follow_aiters_launcher(asm: Any, fake: ModuleType) -> None:
     """A missing or too large splitK means what AITER's launcher does."""
-    found, device = asm.catalog("gfx950"), asm.host
+    found, device = asm.hooks.catalog("gfx950"), asm.host
     split, whole = fake.bf16(32, shuffled=False, splits=True)["knl_name"], fake.bf16(32, shuffled=False, prefetch=3)["knl_name"]
 
     def splits(name: str, shape: Shape, written: int) -> int:
@@ -122,7 +122,7 @@ def test_every_row_of_aiters_manifests_runs(asm: Any, fake: ModuleType, objects:
         attrs.evolve(shapes(gfx)[7], m=130, k=256),
         attrs.evolve(FP4, m=40, n=144, k=512),
     ):
-        for name, loaded in theirs.catalog(gfx).kernels.items():
+        for name, loaded in theirs.hooks.catalog(gfx).kernels.items():
             if shape.op not in loaded.abi.ops or loaded.kernel.shuffled != (shape.layout != "row"):
                 continue
             tried.add(name)

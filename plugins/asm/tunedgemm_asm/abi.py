@@ -27,7 +27,7 @@ from types import MappingProxyType
 
 import attrs
 from tunedgemm.plugin import PluginError
-from tunedgemm.tools import ARCHITECTURES, parse_dtype
+from tunedgemm.tools.launching import ARCHITECTURES, parse_dtype
 
 #: Architectures with kernels of these layouts, those whose mfma multiplies fp8, and its kind.
 FP8 = {gfx: each.fp8 for gfx, each in ARCHITECTURES.items() if each.matrix == "mfma" and each.fp8}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import attrs
 from tunedgemm.plugin import Command, PluginError, UserError
-from tunedgemm.tools import expanded, is_folder
+from tunedgemm.tools.files import expanded
 
 from tunedgemm_asm import packs
 from tunedgemm_asm.manifest import PackError
@@ -80,7 +81,7 @@ def _kernel(pack_kernel: packs.PackKernel) -> Iterator[str]:
 def _check(arguments: argparse.Namespace) -> int:
     faults: list[str] = []
     for folder in arguments.folders:
-        if not is_folder(folder):
+        if not os.path.isdir(folder):  # noqa: PTH112  false also for names that are too long
             raise UserError(f"folder not found: {folder}")
     for verdict in verdicts(arguments.folders):
         faults += verdict.faults

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any
 
 import attrs
-from tunedgemm.tools import SignatureError, check_signature, signature_required
+from tunedgemm.tools.files import SignatureError, check_signature, signature_required
 
 from tunedgemm_asm.abi import ABIS, FP8, Abi
 from tunedgemm_asm.manifest import PackError, content_of, inside

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tunedgemm.tools import driver_interface
+from tunedgemm.tools.launching import driver_interface
 
 HIP = driver_interface("asm", "amd")
 CUDA = driver_interface("asm", "nvidia", "set", "describe")

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
-from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
-from tunedgemm.tools import (
+from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution
+from tunedgemm.tools.launching import (
     Driver,
     DriverInterface,
     KernelFunction,
@@ -44,25 +44,21 @@ def bind(
     solution: Solution,
     shape: Shape,
     device: Device,
-    where: torch.device,
-) -> Launcher | Unsupported:
+) -> Launcher:
     """Return the launcher of a solution for exactly this shape.
 
     Args:
         drivers: returns the library for the device's kind.
         catalog: kernels for the device's architecture.
         device: device whose limits apply; index -1 means host memory.
-        where: torch device of the operands.
 
     Raises:
+        PluginError: no such kernel serves the shape, or the driver was not found.
         LaunchError: the driver does not load the code.
     """
-    try:
-        kernel, splits = resolve(solution, shape, device, catalog)
-        code = catalog.kernels[kernel.name].code()
-        library = drivers(INTERFACES[device.kind])
-    except PluginError as error:
-        return Unsupported(str(error))
+    kernel, splits = resolve(solution, shape, device, catalog)
+    code = catalog.kernels[kernel.name].code()
+    library = drivers(INTERFACES[device.kind])
     try:
         function = load_function(library, code, kernel.name, device.index)
     except LaunchError as error:
@@ -70,7 +66,7 @@ def bind(
     abi, arguments = catalog.kernels[kernel.name].abi, arguments_of(kernel, splits, shape)
     slots = tuple(abi.field(name).offset for name in arguments.addresses)
     launch = launch_of(function, LaunchPlan(arguments.grid, abi.threads, abi.pack(arguments.values), slots, buffer=True))
-    call = _call(launch, _failing(function, kernel.name), arguments, shape, device.index, where)
+    call = _call(launch, _failing(function, kernel.name), arguments, shape, device.index, device.torch_device)
     return Launcher(on_device(call, device.index), workspace_bytes=arguments.workspace)
 
 

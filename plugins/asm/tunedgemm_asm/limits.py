@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import attrs
-from tunedgemm.plugin import Device, Platform, Shape, Unsupported
-from tunedgemm.tools import dtype_bits, scale_order
+from tunedgemm.plugin import Device, Platform, Shape
+from tunedgemm.tools.launching import dtype_bits, scale_order
 
 from tunedgemm_asm.abi import ABIS, FP8
 from tunedgemm_asm.manifest import KernelConfig
@@ -84,20 +84,18 @@ def ceil_div(size: int, step: int) -> int:
     return -(-size // step)
 
 
-def supports(shape: Shape, device: Device, kernels: Kernels) -> bool | Unsupported:
-    """Return True, or why none of the *kernels* of the device's architecture takes the shape."""
-    if reason := unsupported(shape, device):
-        return Unsupported(reason)
+def unserved(shape: Shape, device: Device, kernels: Kernels) -> str | None:
+    """Return why none of the *kernels* of the device's architecture takes the shape, or None."""
     reasons: dict[str, str] = {}
     for name, pack_kernel in kernels.items():
         if shape.op in pack_kernel.abi.ops:
             if not (reason := _operands(pack_kernel.kernel, shape) or _dtypes(pack_kernel, shape) or _sizes(pack_kernel.kernel, shape)):
-                return True
+                return None
             reasons.setdefault(reason, name)  # one example kernel for each reason
     if not reasons:
-        return Unsupported(_missing(shape.op, device.gfx))
+        return _missing(shape.op, device.gfx)
     examples = "; ".join(f"{name} {reason}" for reason, name in sorted(reasons.items())[:3])
-    return Unsupported(f"no kernel of {shape.op} supports the shape: {examples}")
+    return f"no kernel of {shape.op} supports the shape: {examples}"
 
 
 def unsupported(shape: Shape, device: Device) -> str | None:

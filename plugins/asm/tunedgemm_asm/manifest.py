@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 import attrs
 from tunedgemm.plugin import PluginError
-from tunedgemm.tools import UntrustedError, read_trusted
+from tunedgemm.tools.files import read_trusted
 
 from tunedgemm_asm.abi import Abi
 
@@ -225,9 +225,9 @@ def content_of(folder: Path, file: str, most: int) -> bytes:
     """
     try:
         content = read_trusted(place_of(folder, file), most + 1)
-    except UntrustedError as error:
-        raise PackError(f"{file}: {error}; copy the pack to a folder that only you or root may write") from error
     except OSError as error:
+        if error.errno is None:  # readable, and not trusted
+            raise PackError(f"{file}: {error}; copy the pack to a folder that only you or root may write") from error
         raise UnreadableError(f"{file}: {_reason(error)}") from error
     if len(content) > most:
         raise PackError(f"{file}: more than {most} bytes")

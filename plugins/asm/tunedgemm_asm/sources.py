@@ -7,6 +7,7 @@ imported. The order is: folders of ``TUNEDGEMM_ASM_PACKS``, packages of the entr
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import attrs
 from tunedgemm.plugin import UserError
-from tunedgemm.tools import expanded, folder_of_entry, is_folder, package_folders
+from tunedgemm.tools.files import expanded, folder_of_entry
 
 #: Folders of packs or of AITER's tree, joined by `os.pathsep`.
 VARIABLE = "TUNEDGEMM_ASM_PACKS"
@@ -74,8 +75,17 @@ def _aiter() -> Iterator[Source]:
         yield _existing(OF_AITER, named)
         return
     for package in _AITER_PACKAGES:
-        for location in package_folders(package):
+        for location in _folders_of(package):
             for tree in (location / "hsa", location.parent / "hsa"):
-                if is_folder(tree) and any(tree.glob("gfx*")):
+                if any(tree.glob("gfx*")):
                     yield Source(f"AITER ({package})", tree)
                     return
+
+
+def _folders_of(package: str) -> list[Path]:
+    """Return the folders of a package without importing it; none of a namespace package."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return []
+    return [Path(location) for location in spec.submodule_search_locations or ()] if spec and spec.origin else []

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from tunedgemm.plugin import Device, Shape, Solution
 
 from tunedgemm_asm.cost import rank
-from tunedgemm_asm.limits import RULES, Kernels, supports, unfit
+from tunedgemm_asm.limits import RULES, Kernels, unfit
 from tunedgemm_asm.manifest import KernelConfig
 from tunedgemm_asm.names import Candidate, most_splits, solution_of
 
@@ -19,8 +19,6 @@ _TRIED, _FEW = 8, 4
 
 def enumerate_candidates(shape: Shape, device: Device, kernels: Kernels) -> list[Candidate]:
     """Return the fitting kernels with their splits, in the order of `rank`."""
-    if not supports(shape, device, kernels):
-        return []
     fitting = [
         (pack_kernel.kernel, splits)
         for pack_kernel in kernels.values()

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import attrs
 from tunedgemm.plugin import PluginError
-from tunedgemm.tools import expanded
+from tunedgemm.tools.files import expanded
 
 from tunedgemm_asm_gcn.frame import ABI
 from tunedgemm_asm_gcn.kernel import text_of

@@ -12,9 +12,9 @@ from typing import Any
 
 import attrs
 import pytest
-from tunedgemm.plugin import Device, Shape, device_of
+from tunedgemm.plugin import Backend, Device, Shape, device_of
 from tunedgemm.testing.siblings import module_at
-from tunedgemm_ck import TemplateBackend, toolchain
+from tunedgemm_ck import backend_of, toolchain
 from tunedgemm_ck.build import Target
 from tunedgemm_ck.problem import problem_of
 
@@ -128,12 +128,12 @@ def stand_in() -> ModuleType:
 
 
 @pytest.fixture
-def backend(stand_in: ModuleType) -> TemplateBackend:
+def backend(stand_in: ModuleType) -> Backend:
     """Return a backend of stand-ins for NVIDIA, which the CPU emulates."""
-    return TemplateBackend(stand_in.family("standin", "nvidia"), toolchain.cuda, H200)
+    return backend_of(stand_in.family("standin", "nvidia"), toolchain.cuda, H200)
 
 
 @pytest.fixture
-def target(backend: TemplateBackend, stand_in: ModuleType) -> Target:
+def target(backend: Backend, stand_in: ModuleType) -> Target:
     """Return one instance for a small product."""
-    return Target(backend.family, stand_in.StandIn(64), problem_of(SHAPE, "sm_90"), toolchain.cuda)
+    return Target(backend.hooks.family, stand_in.StandIn(64), problem_of(SHAPE, "sm_90"), toolchain.cuda)

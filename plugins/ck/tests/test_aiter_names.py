@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported, device_of
-from tunedgemm.tools import op_named
-from tunedgemm_ck import TemplateBackend, toolchain
+from tunedgemm.tools.tables import op_named
+from tunedgemm_ck import backend_of, toolchain
 from tunedgemm_ck.problem import problem_of
 from tunedgemm_ck.stages import split_stages
 from tunedgemm_ck.tile import FAMILY as tile_family
@@ -149,10 +149,10 @@ def test_lacks_and_bind_agree_about_rows_that_are_not_built() -> None:
     for op in dict.fromkeys(TABLES.values()):
         for libtype, row in list(full_rows_of(op))[::97]:
             host = Device(row.get("gfx") or "gfx942", int(row["cu_num"]))
-            backend = TemplateBackend(FAMILIES[libtype], toolchain.hip, host)
+            backend = backend_of(FAMILIES[libtype], toolchain.hip, host)
             shape = op_named(op).columns.parse({column: row[column] for column in op_named(op).columns.key} | {"gfx": host.gfx})
             solution = Solution(libtype, row["kernelName"], split_k=int(row["splitK"]))
-            if backend.supports(shape, CPU):
+            if backend.refusal(shape, CPU):
                 answer = backend.bind(solution, shape, CPU)
                 assert isinstance(answer, Unsupported), row
                 assert backend.lacks(solution, shape, CPU) == answer.reason, row

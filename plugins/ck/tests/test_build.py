@@ -14,7 +14,7 @@ from pathlib import Path
 import attrs
 import pytest
 from tunedgemm.plugin import LaunchError, PluginError
-from tunedgemm.tools import artifact
+from tunedgemm.tools.files import artifact
 from tunedgemm_ck import toolchain
 from tunedgemm_ck.build import CompiledObject, MissingError, build_object, find_object
 from tunedgemm_ck.native import load_object

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tunedgemm.plugin import UserError
-from tunedgemm_ck import TemplateBackend, command, toolchain
+from tunedgemm_ck import Templates, command, toolchain
 
 HEAD = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw"
 PLUGIN = Path(__file__).parents[1]
@@ -21,10 +21,10 @@ PLUGIN = Path(__file__).parents[1]
 def backends(stand_in, monkeypatch):
     """Register stand-ins under the names of two backends."""
     made = {
-        "cutlass": TemplateBackend(stand_in.family("cutlass", "nvidia"), toolchain.cuda),
-        "ck": TemplateBackend(stand_in.family("ck", "amd"), toolchain.hip),
+        "cutlass": Templates(stand_in.family("cutlass", "nvidia"), toolchain.cuda),
+        "ck": Templates(stand_in.family("ck", "amd"), toolchain.hip),
     }
-    monkeypatch.setattr(command, "_backends", lambda: made)
+    monkeypatch.setattr(command, "_libraries", lambda: made)
     return made
 
 

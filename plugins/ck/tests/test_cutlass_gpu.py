@@ -36,7 +36,7 @@ DRAWN = 12
 
 def few(shape: Shape, device: Device) -> list[Solution]:
     """Return the first solutions of a shape, and the first of each kind of kernel."""
-    listed = list(cutlass.enumerate_solutions(shape, device))
+    listed = list(cutlass.solutions(shape, device))
     assert listed, cutlass.details(device)
     ways: dict[tuple[bool, ...], Solution] = {}
     for solution in listed:

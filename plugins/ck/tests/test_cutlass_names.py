@@ -52,8 +52,8 @@ def test_other_names_are_refused_with_what_is_unknown() -> None:
         ("128x128x32_1x1_multistage_single_r1", "multistage needs warps and stages"),
         ("128x128x64_1x1_pingpong_persistent_w2x2_s3_r1", "multistage needs warps and stages"),
         ("128x128x32_1x1_multistage_single_w2x2_s3_swap_r1", "does not support clusters, swapped operands or fast sums"),
-        ("0128x128x64_1x1_pingpong_persistent_r1", "expected 128x128x64"),
-        ("128x128x64_1x1_pingpong_persistent_w0x0_s0_r1", "expected 128x128x64_1x1_pingpong_persistent_r1"),
+        ("0128x128x64_1x1_pingpong_persistent_r1", "names look like"),
+        ("128x128x64_1x1_pingpong_persistent_w0x0_s0_r1", "names look like"),
     ]
     for name, reason in cases:
         with pytest.raises(PluginError) as caught:

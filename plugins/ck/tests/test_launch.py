@@ -6,8 +6,9 @@ import attrs
 import pytest
 import torch
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported, device_of
-from tunedgemm.tools import op_named, plain_weight
-from tunedgemm_ck import TemplateBackend, launch, native, toolchain
+from tunedgemm.testing.launching import plain_weight
+from tunedgemm.tools.tables import op_named
+from tunedgemm_ck import backend_of, launch, native, toolchain
 
 CPU = device_of(-1)
 SHAPES = [
@@ -78,7 +79,7 @@ def test_static_scales_reach_both_stages(fakes, allowed, backend):
 def test_stages_are_compiled_once_for_all_pairs(fakes, backend):
     """Two first and two second instances make four solutions of four objects."""
     shape = ROUTED[0]
-    listed = list(backend.enumerate_solutions(shape, Device("sm_90", 132)))
+    listed = list(backend.solutions(shape, Device("sm_90", 132)))
     assert [each.kernel_name for each in listed] == ["tile64+tile64", "tile64+tile128", "tile128+tile64", "tile128+tile128"]
     for solution in listed:
         backend.prepare(solution, shape, CPU)
@@ -93,7 +94,7 @@ def test_without_a_toolchain_built_pairs_are_listed(fakes, backend, monkeypatch,
     backend.prepare(Solution("standin", "tile64+tile128", split_k=1), shape, h200)
     backend.prepare(Solution("standin", "tile64+tile64", split_k=1), shape, h200)
     monkeypatch.setenv("CUDACXX", str(tmp_path / "none"))
-    assert [each.kernel_name for each in backend.enumerate_solutions(shape, h200)] == ["tile64+tile64", "tile64+tile128"]
+    assert [each.kernel_name for each in backend.solutions(shape, h200)] == ["tile64+tile64", "tile64+tile128"]
 
 
 def test_a_bound_solution_computes_its_op(fakes, allowed, backend):
@@ -166,7 +167,7 @@ def test_a_status_is_an_error(fakes, allowed, backend, monkeypatch):
     for status, says in ((700, "standin tile64: CUDA error 700"), (native.UNSUPPORTED, "standin tile64: unsupported sizes")):
         monkeypatch.setattr(native.LoadedObject, "launcher", lambda self, sizes, pointers, status=status: lambda *addresses: status)
         with pytest.raises(LaunchError, match=says):
-            backend.bind(ONE, shape, CPU).call(*operands)
+            backend.functions["bind"](ONE, shape, CPU.limiting(backend.host)).call(*operands)
 
 
 def test_sizes_that_the_instance_refuses_do_not_bind(fakes, allowed, backend, monkeypatch):
@@ -180,39 +181,36 @@ def test_a_device_that_cannot_be_queried_is_an_error(fakes, allowed, backend, mo
     monkeypatch.setattr(native.LoadedObject, "workspace_bytes", lambda self, sizes, pointers: -1)
     monkeypatch.setattr(native.LoadedObject, "runtime_error", lambda self, count, pointers: 35)
     with pytest.raises(LaunchError, match="standin tile64: CUDA error 35"):
-        backend.bind(ONE, SHAPES[0], CPU)
+        backend.functions["bind"](ONE, SHAPES[0], CPU.limiting(backend.host))
 
 
 def test_other_devices_and_ops_are_refused(backend, stand_in):
     """Refusals of devices, ops and shapes have reasons."""
     h200, mi300 = Device("sm_90", 132), Device("gfx942", 304)
-    assert backend.supports(SHAPES[0], h200)
-    assert str(backend.supports(SHAPES[0], mi300)) == "standin supports only NVIDIA GPUs (got gfx942)"
+    assert not backend.refusal(SHAPES[0], h200)
+    assert str(backend.refusal(SHAPES[0], mi300)) == "standin supports only NVIDIA GPUs (got gfx942)"
     assert (
-        str(TemplateBackend(stand_in.family("standin", "amd"), toolchain.hip).supports(SHAPES[0], h200))
+        str(backend_of(stand_in.family("standin", "amd"), toolchain.hip).refusal(SHAPES[0], h200))
         == "standin supports only AMD GPUs (got sm_90)"
     )
-    assert "op a4w4_blockscale is not supported; supported: a16w16" in str(
-        backend.supports(attrs.evolve(SHAPES[0], op="a4w4_blockscale"), h200)
-    )
-    assert str(backend.supports(attrs.evolve(SHAPES[0], m=0), h200)) == "an empty batch needs no kernel"
-    assert str(backend.supports(attrs.evolve(SHAPES[0], k=63), h200)) == "K is odd"
-    assert str(backend.bind(ONE, SHAPES[0], h200)) == "device: not present (got sm_90, 132 SMs)"
+    assert "op a4w4_blockscale is not covered (covers a16w16" in str(backend.refusal(attrs.evolve(SHAPES[0], op="a4w4_blockscale"), h200))
+    assert str(backend.refusal(attrs.evolve(SHAPES[0], m=0), h200)) == "an empty batch needs no kernel"
+    assert str(backend.refusal(attrs.evolve(SHAPES[0], k=63), h200)) == "K is odd"
 
 
 def test_the_default_space_is_small(fakes, backend, monkeypatch):
     """TUNEDGEMM_CK_SPACE=full lists every instance and refines."""
-    assert [(option.flag, option.variable) for option in backend.OPTIONS] == [("--ck-space", "TUNEDGEMM_CK_SPACE")]
+    assert [(option.flag, option.variable) for option in backend.options] == [("--ck-space", "TUNEDGEMM_CK_SPACE")]
     shape, h200 = SHAPES[0], Device("sm_90", 132)
-    assert {str(each) for each in backend.enumerate_solutions(shape, h200)} == {"standin:tile64 splitK=1", "standin:tile128 splitK=1"}
+    assert {str(each) for each in backend.solutions(shape, h200)} == {"standin:tile64 splitK=1", "standin:tile128 splitK=1"}
     assert list(backend.refine(ONE, shape, h200)) == []
     monkeypatch.setenv("TUNEDGEMM_CK_SPACE", "full")
-    assert len(list(backend.enumerate_solutions(shape, h200))) == 3
+    assert len(list(backend.solutions(shape, h200))) == 3
     assert len(list(backend.refine(ONE, shape, h200))) == 2
     monkeypatch.setenv("TUNEDGEMM_CK_SPACE", " Full ")
-    assert len(list(backend.enumerate_solutions(shape, h200))) == 3
+    assert len(list(backend.solutions(shape, h200))) == 3
     monkeypatch.setenv("TUNEDGEMM_CK_SPACE", "large")  # one warning of the process; doctor names it
-    assert len(list(backend.enumerate_solutions(shape, h200))) == 2
+    assert len(list(backend.solutions(shape, h200))) == 2
 
 
 def test_without_a_toolchain_built_objects_are_listed(fakes, backend, monkeypatch, tmp_path):
@@ -220,14 +218,14 @@ def test_without_a_toolchain_built_objects_are_listed(fakes, backend, monkeypatc
     shape, h200 = SHAPES[0], Device("sm_90", 132)
     backend.prepare(ONE, shape, h200)
     monkeypatch.setenv("CUDACXX", str(tmp_path / "none"))
-    assert [each.kernel_name for each in backend.enumerate_solutions(shape, h200)] == ["tile64"]
+    assert [each.kernel_name for each in backend.solutions(shape, h200)] == ["tile64"]
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path / "bare"))
-    assert list(backend.enumerate_solutions(shape, h200)) == []
+    assert list(backend.solutions(shape, h200)) == []
 
 
 def test_split_sums_are_not_deterministic(fakes, backend):
     """A split that adds up in any order does not claim to be deterministic."""
-    listed = list(backend.enumerate_solutions(attrs.evolve(SHAPES[0], k=256), Device("sm_90", 132)))
+    listed = list(backend.solutions(attrs.evolve(SHAPES[0], k=256), Device("sm_90", 132)))
     assert {each.split_k: each.deterministic for each in listed} == {1: True, 2: False}
 
 
@@ -246,5 +244,5 @@ def test_bind_reports_a_missing_toolchain(fakes, backend):
     def finder(problem):
         raise PluginError("nothing is installed")
 
-    answer = attrs.evolve(backend, finder=finder).bind(ONE, SHAPES[0], CPU)
+    answer = attrs.evolve(backend, hooks=attrs.evolve(backend.hooks, finder=finder)).bind(ONE, SHAPES[0], CPU)
     assert str(answer) == "standin tile64 for a16w16 bf16->bf16 on sm_90 is not built: nothing is installed"

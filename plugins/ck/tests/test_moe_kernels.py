@@ -14,7 +14,7 @@ import torch
 import tunedgemm_ck
 from tunedgemm.plugin import Shape
 from tunedgemm.testing.launching import output_fault
-from tunedgemm.tools import op_named
+from tunedgemm.tools.tables import op_named
 from tunedgemm_ck.native import MOE_POINTERS
 from tunedgemm_ck.stages import sizes_of
 

@@ -7,7 +7,7 @@ import re
 import attrs
 import pytest
 from tunedgemm.plugin import Device, PluginError, Shape
-from tunedgemm.tools import op_named
+from tunedgemm.tools.tables import op_named
 from tunedgemm_ck.problem import Problem
 from tunedgemm_ck.tile import FAMILY
 from tunedgemm_ck.tile.limits import ACCEPTS
@@ -46,7 +46,7 @@ def test_a_bad_name_is_refused_by_the_part_that_is_wrong() -> None:
         ("a8w8_bpreshuffle", BLOCKSCALE, "names look like a8w8_bpreshuffle_cktile"),
         ("a8w8_blockscale", SHUFFLED, "names look like a8w8_blockscale_cktile"),
         ("a8w8_blockscale", BLOCKSCALE + "_v3", "names look like"),
-        ("a8w8_blockscale", BLOCKSCALE.replace("0x1x0", "0x2x0"), "names look like"),
+        ("a8w8_blockscale", BLOCKSCALE.replace("0x1x0", "0x2x0"), "switches must be 0 or 1"),
         ("a8w8_blockscale", BLOCKSCALE.replace("intrawave", "outrawave"), "scheduler"),
         ("a8w8_blockscale", BLOCKSCALE.replace("16x16x64", "16x16x48"), "warp tile"),
         ("a8w8_blockscale", BLOCKSCALE.replace("128x128x128", "128x96x128"), "tile"),

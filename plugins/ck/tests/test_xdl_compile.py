@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tunedgemm.plugin import Device
-from tunedgemm.tools import op_named
+from tunedgemm.tools.tables import op_named
 from tunedgemm_ck.problem import Problem, problem_of
 from tunedgemm_ck.stages import split_stages
 from tunedgemm_ck.tile import template as tile_template

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import op_named
+from tunedgemm.tools.tables import op_named
 from tunedgemm_ck.names import Stages
 from tunedgemm_ck.native import MOE_POINTERS, LoadedObject, load_object
 from tunedgemm_ck.problem import problem_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tunedgemm.plugin import Device, PluginError, Shape
-from tunedgemm.tools import op_named
+from tunedgemm.tools.tables import op_named
 from tunedgemm_ck.names import Stages
 from tunedgemm_ck.problem import problem_of
 from tunedgemm_ck.stages import split_stages

@@ -6,7 +6,7 @@ import re
 
 import attrs
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import op_named
+from tunedgemm.tools.tables import op_named
 from tunedgemm_ck.tile import FAMILY as TILE
 from tunedgemm_ck.xdl import FAMILY
 from tunedgemm_ck.xdl.names import FORMS, parse_name

@@ -21,7 +21,8 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import LaunchError, PluginError
-from tunedgemm.tools import artifact, private_folder, switched_on
+from tunedgemm.tools.files import artifact, private_folder
+from tunedgemm.tools.launching import switched_on
 
 from tunedgemm_ck.family import Family, Instance
 from tunedgemm_ck.problem import Problem

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 from tunedgemm.plugin import Command, Op, PluginError, TunedGemmError, UserError
-from tunedgemm.tools import Row, Table, named_file, op_of_file, ops, read_rows, shape_of_texts
+from tunedgemm.tools.tables import Row, Table, named_file, op_of_file, ops, read_rows, shape_of_texts
 
-from tunedgemm_ck import TemplateBackend, ck, cktile, cutlass
+from tunedgemm_ck import Templates, ck, cktile, cutlass
 from tunedgemm_ck.build import REBUILD, CompiledObject, Target, build_object, find_object, is_switched_on, targets_of
 from tunedgemm_ck.problem import problem_of
 
@@ -48,9 +48,9 @@ def _run(arguments: argparse.Namespace) -> int:
     return prebuild(rows, arguments.gfx, arguments.jobs, fresh=fresh, verbose=getattr(arguments, "verbose", False))
 
 
-def _backends() -> dict[str, TemplateBackend]:
-    """Return the backends that compile templates, by libtype."""
-    return {backend.family.libtype: backend for backend in (ck, cktile, cutlass)}
+def _libraries() -> dict[str, Templates]:
+    """Return the template libraries by libtype."""
+    return {backend.libtype: backend.hooks for backend in (ck, cktile, cutlass)}
 
 
 def _load_rows(tables: Sequence[str]) -> list[Row]:
@@ -81,24 +81,24 @@ class _Selection:
 
 def _select(rows: Iterable[Row], gfx: str) -> _Selection:
     """Return the targets of rows of these backends, each once."""
-    backends = _backends()
+    libraries = _libraries()
     targets: dict[tuple[object, ...], Target] = {}
     refused: dict[str, None] = {}
     for row in rows:
-        backend = backends.get(row.solution.libtype)
-        if backend is None or row.shape.op not in backend.OPS or (gfx and row.gfx not in ("", gfx)):
+        library = libraries.get(row.solution.libtype)
+        if library is None or row.shape.op not in library.family.ops or (gfx and row.gfx not in ("", gfx)):
             continue
         location = f"{row.source}:{row.line}"
         if not (arch := row.gfx or gfx):
             refused[f"{location}: the row has no gfx; pass --gfx"] = None
             continue
         try:
-            instance = backend.family.parse(row.solution.kernel_name, row.shape.op)
+            instance = library.family.parse(row.solution.kernel_name, row.shape.op)
         except PluginError as error:
             refused[f"{location}: {error}"] = None
             continue
-        for target in targets_of(backend.family, instance, problem_of(row.shape, arch), backend.finder):
-            targets[backend.family.libtype, target.instance, target.problem] = target
+        for target in targets_of(library.family, instance, problem_of(row.shape, arch), library.finder):
+            targets[library.family.libtype, target.instance, target.problem] = target
     return _Selection(tuple(targets.values()), tuple(refused))
 
 
@@ -152,18 +152,18 @@ def _source(arguments: argparse.Namespace) -> int:
     Raises:
         UserError: the backend, op or instance does not exist.
     """
-    backends = _backends()
-    if arguments.libtype not in backends:
-        raise UserError(f"--libtype must be one of {', '.join(sorted(backends))} (got {arguments.libtype})")
-    backend, op = backends[arguments.libtype], _op(arguments.op)
+    libraries = _libraries()
+    if arguments.libtype not in libraries:
+        raise UserError(f"--libtype must be one of {', '.join(sorted(libraries))} (got {arguments.libtype})")
+    library, op = libraries[arguments.libtype], _op(arguments.op)
     columns = dict(_parse_pairs(arguments.set))
     sizes = {"B": ["1", "1", "4096", "4096"], "token": ["1", "4096", "4096", "8", "2"]}.get(op.columns.key[0], ["1", "4096", "4096"])
     shape = shape_of_texts(op, sizes, columns, arguments.gfx)
     try:
-        instance = backend.family.parse(arguments.name, op.name)
+        instance = library.family.parse(arguments.name, op.name)
     except PluginError as error:
         raise UserError(str(error)) from None
-    for target in targets_of(backend.family, instance, problem_of(shape, arguments.gfx), backend.finder):
+    for target in targets_of(library.family, instance, problem_of(shape, arguments.gfx), library.finder):
         print(target.source, end="")
     return 0
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
-from tunedgemm.tools import ForkSafeLock, Launch, on_device, torch_dtype, workspace
+from tunedgemm.tools.launching import ForkSafeLock, Launch, on_device, torch_dtype, workspace
 
 from tunedgemm_ck.build import COMPILE, REBUILD, CompiledObject, Target, build_object, find_object, is_built, is_switched_on, targets_of
 from tunedgemm_ck.family import Family
@@ -40,21 +40,18 @@ def prepare(family: Family, finder: Finder, solution: Solution, shape: Shape, de
         build_object(target)
 
 
-def bind(family: Family, finder: Finder, solution: Solution, shape: Shape, device: Device, where: torch.device) -> Launcher | Unsupported:
+def bind(family: Family, finder: Finder, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
     """Return the launcher of a solution for exactly this shape.
 
     Args:
         device: the device whose limits apply; its index is -1 where host memory emulates it.
-        where: the operands' device.
 
     Raises:
+        PluginError: the solution does not serve the shape, or its object is not stored.
         LaunchError: the object does not compile or load, or the runtime reports an error.
     """
-    try:
-        instance, split = resolve(family, solution, shape, device)
-        objects = [_find_or_build(target) for target in targets_of(family, instance, problem_of(shape, device.gfx), finder)]
-    except PluginError as error:
-        return Unsupported(str(error))
+    instance, split = resolve(family, solution, shape, device)
+    objects = [_find_or_build(target) for target in targets_of(family, instance, problem_of(shape, device.gfx), finder)]
     loaded_objects, routed = [load_object(compiled.code) for compiled in objects], shape.op == "fmoe"
     sizes = sizes_of(shape, split) if routed else (shape.m, shape.n, shape.k, batches_of(shape), split)
     pointers = MOE_POINTERS if routed else POINTERS
@@ -68,7 +65,8 @@ def bind(family: Family, finder: Finder, solution: Solution, shape: Shape, devic
         return Unsupported(f"{family.libtype} {instance.name} does not support {shape}")
     # The stages of fmoe share one workspace, of the larger of their sizes.
     make = _routed if routed else _plain if shape.scale == "none" else _scaled
-    call = make([loaded.launcher(sizes, pointers) for loaded in loaded_objects], failed, shape, device.index, where, max(workspaces))
+    launches, where = [loaded.launcher(sizes, pointers) for loaded in loaded_objects], device.torch_device
+    call = make(launches, failed, shape, device.index, where, max(workspaces))
     return Launcher(on_device(call, device.index), workspace_bytes=max(workspaces))
 
 

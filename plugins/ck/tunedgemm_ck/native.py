@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import LaunchError
-from tunedgemm.tools import CallPlan, ForkSafeLock, Launch, call_of
+from tunedgemm.tools.launching import CallPlan, ForkSafeLock, Launch, call_of
 
 #: The sizes of the struct, in its order.
 Sizes = tuple[int, ...]

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import Shape
-from tunedgemm.tools import scale_order
+from tunedgemm.tools.launching import scale_order
 
 
 @attrs.frozen(cache_hash=True)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import attrs
 from tunedgemm.plugin import PluginError
-from tunedgemm.tools import ARCHITECTURES, expanded
+from tunedgemm.tools.files import expanded
+from tunedgemm.tools.launching import ARCHITECTURES
 
 from tunedgemm_ck.problem import Problem
 

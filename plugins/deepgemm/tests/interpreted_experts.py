@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from triton.runtime import interpreter
 from tunedgemm.testing.conformance import Poisoned
-from tunedgemm.tools import op_named
+from tunedgemm.tools.tables import op_named
 
 sys.path.insert(0, str(Path(__file__).with_name("installed")))
 

@@ -11,7 +11,7 @@ import torch
 from tunedgemm.plugin import Launcher, Shape, Solution, device_of
 from tunedgemm.testing.launching import bind_launcher, draw_operands, fault_of, poisoned_output
 from tunedgemm.testing.sharing import differing_calls, fault_of_graphs
-from tunedgemm.tools import op_named
+from tunedgemm.tools.tables import op_named
 from tunedgemm_deepgemm import deepgemm
 from tunedgemm_deepgemm.experts.plan import plan_of
 from tunedgemm_deepgemm.names import parse_name, unfit
@@ -46,7 +46,7 @@ CASES += [("spill", DEEPSEEK[4096]), ("m64_spill", DEEPSEEK[4096]), ("spill", DE
 CASES = [(name, shape) for name, shape in CASES if not unfit(parse_name(name), shape, GPU)]
 
 
-if not (answer := deepgemm.supports(ODD[0], GPU)):
+if answer := deepgemm.refusal(ODD[0], GPU):
     pytest.skip(f"deepgemm: {answer}", allow_module_level=True)
 
 

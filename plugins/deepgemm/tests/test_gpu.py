@@ -36,7 +36,7 @@ def scaled(m: int, n: int, k: int, order: str = "") -> Shape:
     return Shape("a8w8_blockscale", m, n, k, "fp8_e4m3fn", "bf16", scale="block", extra={"scale_order": order} if order else {})
 
 
-if not (answer := deepgemm.supports(scaled(8, 128, 128), GPU)):
+if answer := deepgemm.refusal(scaled(8, 128, 128), GPU):
     pytest.skip(f"deepgemm: {answer}", allow_module_level=True)
 
 PLAIN = (Shape("a16w16", 64, 2112, 1024), Shape("a16w16", 7, 136, 200, outdtype="fp32"))
@@ -140,7 +140,7 @@ def test_threads_share_a_copy_with_different_settings() -> None:
 @pytest.fixture
 def users_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """Import the package as a user does, and restore its settings."""
-    spec = importlib.util.spec_from_file_location("deep_gemm", deepgemm.access.find().folder / "__init__.py")
+    spec = importlib.util.spec_from_file_location("deep_gemm", deepgemm.hooks.access.find().folder / "__init__.py")
     assert spec is not None
     assert spec.loader is not None
     package = importlib.util.module_from_spec(spec)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution, device_of
-from tunedgemm.tools import op_named
+from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution, Unsupported, device_of
+from tunedgemm.tools.tables import op_named
 from tunedgemm_deepgemm import launch
 from tunedgemm_deepgemm.build import COMPILE
 
@@ -70,7 +70,7 @@ def test_serving_never_compiles(backend: Any, cache: Path) -> None:
     """`bind` refuses what is not compiled, `lacks` says the same, and after `prepare` neither compiles."""
     solution = Solution(backend.libtype, "n32")
     answer = backend.bind(solution, PLAIN, CPU)
-    assert not answer
+    assert isinstance(answer, Unsupported)
     assert answer.reason == backend.lacks(solution, PLAIN, CPU)
     assert "is not compiled; tune the shape on this machine, or set TUNEDGEMM_DEEPGEMM_COMPILE=1" in answer.reason
     assert not compilations(cache)
@@ -165,10 +165,10 @@ def test_errors_name_the_kernel(backend: Any, fake: ModuleType) -> None:
 
     original, copy.bf16_gemm_nt = copy.bf16_gemm_nt, failing(RuntimeError("CUDA driver error (a/b/handle.hpp:7): 700 (an address)"))
     with pytest.raises(LaunchError, match=r"deepgemm native: CUDA driver error \(handle.hpp:7\): 700"):
-        backend.bind(Solution(backend.libtype, "native"), PLAIN, CPU)
+        backend.functions["bind"](Solution(backend.libtype, "native"), PLAIN, CPU.limiting(backend.host))
     copy.bf16_gemm_nt = failing(torch.OutOfMemoryError("none left"))
     with pytest.raises(torch.OutOfMemoryError):
-        backend.bind(Solution(backend.libtype, "native"), PLAIN, CPU)
+        backend.functions["bind"](Solution(backend.libtype, "native"), PLAIN, CPU.limiting(backend.host))
     copy.bf16_gemm_nt = original
     assert bound(backend, PLAIN).call(*given).shape == (5, 48)
 
@@ -190,7 +190,7 @@ def test_a_thread_without_a_context_gets_one(backend: Any, fake: ModuleType, mon
 
     copy.bf16_gemm_nt = lacking
     monkeypatch.setattr(launch, "loaded_driver", lambda interface: Driver())
-    (target,) = launch.targets_of(backend.access, Solution(backend.libtype, "native"), PLAIN, Device("sm_90", 132, "nvidia-h200", 0))
+    (target,) = launch.targets_of(backend.hooks.access, Solution(backend.libtype, "native"), PLAIN, Device("sm_90", 132, "nvidia-h200", 0))
     (x, weight), out = op_named("a16w16").make_inputs(PLAIN, torch.device("cpu"), 0), torch.zeros(5, 48, dtype=torch.bfloat16)
     launch._launch(launch.Copy(copy), target)(x, weight, out)
     assert mended == [("launch", 201, 0)]

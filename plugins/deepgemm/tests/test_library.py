@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 import pytest
-from tunedgemm.plugin import Device, PluginError, Shape
+from tunedgemm.plugin import Device, PluginError, Shape, Unsupported
 from tunedgemm_deepgemm import deepgemm, library
 
 SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
@@ -125,13 +125,13 @@ def test_an_old_version_is_passed_over(site: Path, monkeypatch: pytest.MonkeyPat
 def test_an_absent_library_is_a_reason(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`supports`, `bind` and `details` say what to install; described devices need nothing."""
     monkeypatch.setattr(library, "PLACES", (("deep_gemm_that_is_absent", ""),))
-    backend = attrs.evolve(deepgemm, access=attrs.evolve(deepgemm.access, find=library.find))
+    backend = attrs.evolve(deepgemm, hooks=attrs.evolve(deepgemm.hooks, access=attrs.evolve(deepgemm.hooks.access, find=library.find)))
     missing = "deepgemm: deep_gemm not found; install deep_gemm, or a vLLM that has third_party/deep_gemm"
-    solution = next(iter(backend.enumerate_solutions(SHAPE, PRESENT)))
-    assert backend.supports(SHAPE, PRESENT).reason == backend.bind(solution, SHAPE, PRESENT).reason == missing
+    solution = next(iter(backend.solutions(SHAPE, ABSENT)))
+    assert backend.refusal(SHAPE, PRESENT).reason == backend.bind(solution, SHAPE, PRESENT).reason == missing
     assert missing in backend.details(PRESENT)
     assert backend.library_version(PRESENT) == ""
-    assert backend.supports(SHAPE, ABSENT) is True
+    assert backend.refusal(SHAPE, ABSENT) is None
     assert not backend.lacks(solution, SHAPE, ABSENT)
 
 
@@ -143,8 +143,10 @@ def test_an_absent_compiler_is_a_reason(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(library, "SYSTEM_TOOLKIT", tmp_path)
     monkeypatch.setattr(library, "_roots", lambda package: [])
     backend = backend_of(extension)
-    backend = attrs.evolve(backend, access=attrs.evolve(backend.access, toolkit=library.find_toolkit.__wrapped__))
-    assert str(backend.supports(SHAPE, PRESENT)).startswith("deepgemm: nvcc not found")
+    backend = attrs.evolve(
+        backend, hooks=attrs.evolve(backend.hooks, access=attrs.evolve(backend.hooks.access, toolkit=library.find_toolkit.__wrapped__))
+    )
+    assert str(backend.refusal(SHAPE, PRESENT)).startswith("deepgemm: nvcc not found")
 
 
 def test_the_toolkit_of_the_variable_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,8 +166,8 @@ def test_the_toolkit_of_the_variable_comes_first(tmp_path: Path, monkeypatch: py
 def backend_of(extension: Path) -> Any:
     """Return the backend over an installation, with a compiler that exists."""
     found = library.Installation(extension.parent, extension, "2.5.0")
-    access = attrs.evolve(deepgemm.access, find=lambda: found, toolkit=lambda: library.Toolkit(Path("/bin/sh")))
-    return attrs.evolve(deepgemm, access=access)
+    access = attrs.evolve(deepgemm.hooks.access, find=lambda: found, toolkit=lambda: library.Toolkit(Path("/bin/sh")))
+    return attrs.evolve(deepgemm, hooks=attrs.evolve(deepgemm.hooks, access=access))
 
 
 @pytest.mark.parametrize(
@@ -179,16 +181,16 @@ def backend_of(extension: Path) -> Any:
 def test_an_extension_that_does_not_load_is_a_reason(tmp_path: Path, start: str, last: str, reason: str) -> None:
     """One that aborts, one of another torch and one of another version cost no process."""
     backend = backend_of(built(tmp_path / "deep_gemm", start, last))
-    answer = backend.supports(SHAPE, PRESENT)
-    assert not answer
+    answer = backend.refusal(SHAPE, PRESENT)
+    assert isinstance(answer, Unsupported)
     assert "does not load" in answer.reason
     assert reason in answer.reason
-    assert not backend.bind(next(iter(backend.enumerate_solutions(SHAPE, PRESENT))), SHAPE, PRESENT)
+    assert isinstance(backend.bind(next(iter(backend.solutions(SHAPE, ABSENT))), SHAPE, PRESENT), Unsupported)
 
 
 def test_a_file_that_is_no_library_is_a_reason(tmp_path: Path) -> None:
     """A truncated download is refused."""
-    answer = backend_of(write(tmp_path / "deep_gemm")).supports(SHAPE, PRESENT)
+    answer = backend_of(write(tmp_path / "deep_gemm")).refusal(SHAPE, PRESENT)
     assert "does not load" in str(answer)
 
 
@@ -203,7 +205,7 @@ def test_copies_have_separate_settings(tmp_path: Path) -> None:
     first.set_num_sms(7)
     own.set_num_sms(9)
     assert (first.get_num_sms(), second.get_num_sms(), own.get_num_sms()) == (7, 0, 9)
-    assert backend_of(extension).supports(SHAPE, PRESENT) is True
+    assert backend_of(extension).refusal(SHAPE, PRESENT) is None
 
 
 def test_copies_hold_no_descriptor_open(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from tunedgemm.plugin import Device, Shape
+from tunedgemm.plugin import Device, Shape, Unsupported
 from tunedgemm_deepgemm import child, deepgemm, library, registered
 
 PRESENT, SHAPE = Device("sm_90", 132, "nvidia-h200", 0), Shape("a16w16", 4, 64, 64)
@@ -84,8 +84,8 @@ def built(folder: Path, schemas: dict[str, str] = SCHEMAS, version: str = "2.8.1
 def backend_of(extension: Path) -> Any:
     """Return the backend over an installation, with a compiler that exists."""
     found = library.Installation(extension.parent, extension, "2.8.1", "vllm-0.33.0")
-    access = attrs.evolve(deepgemm.access, find=lambda: found, toolkit=lambda: library.Toolkit(Path("/bin/sh")))
-    return attrs.evolve(deepgemm, access=access)
+    access = attrs.evolve(deepgemm.hooks.access, find=lambda: found, toolkit=lambda: library.Toolkit(Path("/bin/sh")))
+    return attrs.evolve(deepgemm, hooks=attrs.evolve(deepgemm.hooks, access=access))
 
 
 def test_copies_have_separate_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_copies_have_separate_settings(tmp_path: Path, monkeypatch: pytest.Monke
     first.bf16_gemm_nt(x, x, x, compiled_dims="mnk")
     first.fp8_gemm_nt((x, x), (x, x), x)
     assert (first.get_num_sms(), second.get_num_sms()) == (2007, 0)
-    assert backend_of(extension).supports(SHAPE, PRESENT) is True
+    assert backend_of(extension).refusal(SHAPE, PRESENT) is None
 
 
 def test_the_copy_of_sglang_is_called_with_all_that_it_requires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_the_copy_of_sglang_is_called_with_all_that_it_requires(tmp_path: Path, 
     (tmp_path / "deep_gemm" / "__init__.py").write_text("")
     (tmp_path / "deep_gemm" / "VERSION").write_text("0.2.3\n")
     monkeypatch.syspath_prepend(tmp_path)
-    found = library.find()
+    found = library.find.__wrapped__()  # leaves the search of this process as it was
     assert (found.extension, found.version) == (extension, "sglang-0.2.3")
     copy = library.open_copy(found, library.Toolkit(Path("/bin/sh")))
     copy.set_num_sms(7)
@@ -152,8 +152,8 @@ def test_another_interface_is_a_reason(tmp_path: Path, old: str, new: str, reaso
     schemas = {schema.replace(old, new): key for schema, key in SCHEMAS.items()}
     if old == "get_num_sms":
         schemas = {schema: key for schema, key in SCHEMAS.items() if not schema.startswith(old)}
-    answer = backend_of(built(tmp_path / "deep_gemm", schemas)).supports(SHAPE, PRESENT)
-    assert not answer
+    answer = backend_of(built(tmp_path / "deep_gemm", schemas)).refusal(SHAPE, PRESENT)
+    assert isinstance(answer, Unsupported)
     assert answer.reason.startswith("deepgemm: deep_gemm 2.8.1, ")
     assert "does not load" in answer.reason
     with pytest.raises(ImportError, match=reason):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import attrs
 from tunedgemm.plugin import Device, LaunchError, PluginError
-from tunedgemm.tools import artifact, private_folder
+from tunedgemm.tools.files import artifact, private_folder
 
 from tunedgemm_deepgemm.library import Access, Installation, Toolkit, question_of, run_child, variables
 from tunedgemm_deepgemm.names import Kernel

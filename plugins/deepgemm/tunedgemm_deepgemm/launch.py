@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
-from tunedgemm.tools import (
+from tunedgemm.tools.launching import (
     ForkSafeLock,
     device_context,
     driver_interface,
@@ -97,27 +97,24 @@ def refusal(access: Access, solution: Solution, shape: Shape, device: Device) ->
     return ""
 
 
-def bind(access: Access, solution: Solution, shape: Shape, device: Device, where: torch.device) -> Launcher | Unsupported:
+def bind(access: Access, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
     """Return the launcher of a solution for exactly this shape.
 
     Args:
         access: finds, compiles and opens the library.
         device: device whose limits apply; its index is -1 where host memory emulates it.
-        where: torch device of the operands.
 
     Raises:
+        PluginError: the library does not load.
         LaunchError: the kernel does not compile or load.
     """
     if reason := refusal(access, solution, shape, device):
         return Unsupported(reason)
-    targets = targets_of(access, solution, shape, device)
+    targets, where = targets_of(access, solution, shape, device), device.torch_device
     if not shape.m:
         return Launcher(_empty(shape, where))
-    try:
-        prepare(access, solution, shape, device)
-        copy = _copy_of(access, targets[0])
-    except PluginError as error:
-        return Unsupported(str(error))
+    prepare(access, solution, shape, device)
+    copy = _copy_of(access, targets[0])
     if shape.op == EXPERTS and (missing := [name for name in GROUPED if not hasattr(copy.module, name)]):
         return Unsupported(f"deepgemm: {_named(targets[0].installation)} lacks {', '.join(missing)}; install a newer one")
     calls = []

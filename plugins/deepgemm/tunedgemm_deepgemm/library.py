@@ -25,7 +25,8 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import PluginError
-from tunedgemm.tools import load_fault, private_folder
+from tunedgemm.tools.files import private_folder
+from tunedgemm.tools.launching import load_fault
 
 from tunedgemm_deepgemm import registered
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tunedgemm.plugin import Device, Platform, Shape, Unsupported
-from tunedgemm.tools import ARCHITECTURES, dtype_bits, unusual_experts
+from tunedgemm.plugin import Device, Platform, Shape
+from tunedgemm.tools.launching import ARCHITECTURES, dtype_bits, unusual_experts
 
 #: Op -> dtype of both operands, kind of scales, outputs.
 OPS = {
@@ -28,13 +28,8 @@ ROW_BYTES = 16
 BLOCK = 128
 
 
-def supports(shape: Shape, device: Device) -> bool | Unsupported:
-    """Check a shape against the static limits of the library's kernels."""
-    reason = _fault(shape, device)
-    return Unsupported(reason) if reason else True
-
-
-def _fault(shape: Shape, device: Device) -> str:
+def unsupported(shape: Shape, device: Device) -> str:
+    """Return why a shape exceeds the static limits of the library's kernels, or an empty text."""
     if device.gfx not in GFX:
         return f"architecture must be {', '.join(GFX)} (got {device.gfx})"
     if shape.op not in OPS:

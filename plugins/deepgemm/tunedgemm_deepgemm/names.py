@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
+from tunedgemm.tools.tables import KernelName
 
 #: The op of experts.
 EXPERTS = "fmoe"
@@ -29,10 +29,8 @@ EXPERT_ROWS, LIBRARY_ROWS = (16, 32, 64, 128), 128
 #: Most memory of the masked layout.
 MASKED_BYTES = 256 << 20
 
-_PATTERN = re.compile(
-    r"((?P<masked>masked)|m(?P<rows>[1-9]\d*))?_?(n(?P<block_n>[1-9]\d*))?_?(s(?P<sms>[1-9]\d*))?_?(?P<pdl>pdl)?_?(?P<mnk>mnk)?"
-    r"_?(?P<spill>spill)?"
-)
+#: Form of the parts, each with a leading ``_``, which the first has not in a name.
+_PARTS = KernelName("[_masked?masked][_m{rows}][_n{block_n}][_s{sms}][_pdl?pdl][_mnk?mnk][_spill?spill]")
 
 
 @attrs.frozen(cache_hash=True)
@@ -60,10 +58,7 @@ class Kernel:
     @property
     def name(self) -> str:
         """Return the solution name, ``kernelName`` in a table."""
-        numbers = (f"{letter}{value}" * bool(value) for letter, value in (("m", self.rows), ("n", self.block_n), ("s", self.sms)))
-        return (
-            "_".join(filter(None, ("masked" * self.masked, *numbers, "pdl" * self.pdl, "mnk" * self.mnk, "spill" * self.spill))) or NATIVE
-        )
+        return _PARTS.write(self)[1:] or NATIVE
 
     @property
     def expert_rows(self) -> int:
@@ -78,13 +73,10 @@ def parse_name(name: str) -> Kernel:
     Raises:
         PluginError: no kernel has that name.
     """
-    match = _PATTERN.fullmatch("" if name == NATIVE else name)
-    numbers = {part: int(match[part] or 0) for part in ("block_n", "sms", "rows")} if match else {}
-    switches = {part: bool(match[part]) for part in ("pdl", "mnk", "masked", "spill")} if match else {}
-    kernel = Kernel(**numbers, **switches) if match else None  # type: ignore[arg-type]
-    if kernel is None or name not in ("", kernel.name):
+    fields = _PARTS.parse("" if name in ("", NATIVE) else f"_{name}")
+    if fields is None:
         raise PluginError(f"deepgemm has no kernel {name!r}; names look like {NATIVE}, {Kernel(128, 120, True, True).name}")
-    return kernel
+    return Kernel(**fields)
 
 
 def resolve(solution: Solution, shape: Shape, device: Device) -> Kernel:

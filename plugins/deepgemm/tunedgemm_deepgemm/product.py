@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 from tunedgemm.plugin import Shape
-from tunedgemm.tools import scale_strides, torch_dtype
+from tunedgemm.tools.launching import scale_strides, torch_dtype
 
 from tunedgemm_deepgemm.limits import BLOCK
 from tunedgemm_deepgemm.names import EXPERTS, Kernel, expert_rows, usual_rows

@@ -10,10 +10,11 @@ from typing import Any
 
 import attrs
 import torch
-from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution, Unsupported, device_of
+from tunedgemm.plugin import Backend, Device, Launcher, LaunchError, Shape, Solution, Unsupported, device_of
 from tunedgemm.testing.conformance import Poisoned
-from tunedgemm.tools import ops, torch_dtype
-from tunedgemm_hipblaslt import LtBackend
+from tunedgemm.tools.launching import torch_dtype
+from tunedgemm.tools.tables import ops
+from tunedgemm_hipblaslt import backend_of
 from tunedgemm_hipblaslt.abi import CUBLASLT, HIPBLASLT, Abi
 from tunedgemm_hipblaslt.library import bind_functions
 
@@ -34,29 +35,29 @@ PADDING, ALIGNMENT = 48 << 10, 16
 ROUNDING = {"bf16": 2.0**-7, "fp16": 2.0**-10, "fp32": 2.0**-19}
 
 
-def make_backend(path: Path, libtype: str, emulated: Device | None = None, abi: Abi | None = None) -> LtBackend:
+def make_backend(path: Path, libtype: str, emulated: Device | None = None, abi: Abi | None = None) -> Backend:
     """Return a backend over the fake library at *path*, with separate handle and descriptors."""
     library = bind_functions(abi or ABIS[libtype], str(path))
-    return LtBackend(library.abi, load=lambda _: library, host=emulated or EMULATED[libtype])
+    return backend_of(library.abi, load=lambda _: library, host=emulated or EMULATED[libtype])
 
 
-def fake_reason(lt: LtBackend) -> str:
+def fake_reason(lt: Backend) -> str:
     """Return why the fake library refused the last refused call."""
-    last_reason = ctypes.CDLL(lt.load(lt.abi).path).fake_last_reason
+    last_reason = ctypes.CDLL(lt.hooks.load(lt.hooks.abi).path).fake_last_reason
     last_reason.restype = ctypes.c_char_p
     return str(last_reason().decode())
 
 
-def cost(lt: LtBackend, algo: bytes) -> float:
+def cost(lt: Backend, algo: bytes) -> float:
     """Return the simulated microseconds of an algorithm beyond the product."""
-    cost_us = ctypes.CDLL(lt.load(lt.abi).path).fake_cost_us
+    cost_us = ctypes.CDLL(lt.hooks.load(lt.hooks.abi).path).fake_cost_us
     cost_us.restype = ctypes.c_double
     return float(cost_us(algo))
 
 
-def count_calls(lt: LtBackend, function: str) -> int:
+def count_calls(lt: Backend, function: str) -> int:
     """Return how often a function of the fake library was called."""
-    calls = ctypes.CDLL(lt.load(lt.abi).path).fake_calls
+    calls = ctypes.CDLL(lt.hooks.load(lt.hooks.abi).path).fake_calls
     calls.restype = ctypes.c_long
     return int(calls(function.encode()))
 
@@ -114,23 +115,23 @@ def make_case(shape: Shape, seed: int = 0, place: Callable[[torch.Tensor], torch
 cached_case = functools.cache(make_case)
 
 
-def bind(lt: LtBackend, name: str, shape: Shape, split_k: int = 0) -> Launcher:
+def bind(lt: Backend, name: str, shape: Shape, split_k: int = 0) -> Launcher:
     """Bind a solution by name; fail with the reason where it is refused."""
-    answer = lt.bind(Solution(lt.abi.libtype, name, split_k=split_k), shape, CPU)
+    answer = lt.bind(Solution(lt.hooks.abi.libtype, name, split_k=split_k), shape, CPU)
     assert isinstance(answer, Launcher), f"{shape}: {name}: {answer}"
     return answer
 
 
-def refusal(lt: LtBackend, name: str, shape: Shape, split_k: int = 0) -> str:
+def refusal(lt: Backend, name: str, shape: Shape, split_k: int = 0) -> str:
     """Return why a solution does not bind; fail where it does."""
-    answer = lt.bind(Solution(lt.abi.libtype, name, split_k=split_k), shape, CPU)
+    answer = lt.bind(Solution(lt.hooks.abi.libtype, name, split_k=split_k), shape, CPU)
     assert isinstance(answer, Unsupported), f"{shape}: {name} binds"
     return answer.reason
 
 
-def fault(lt: LtBackend, shape: Shape, name: str = FIRST, split_k: int = 0, case: Case | None = None) -> str:
+def fault(lt: Backend, shape: Shape, name: str = FIRST, split_k: int = 0, case: Case | None = None) -> str:
     """Return the fault of a solution at the bind, at the launch or in its output; "" for none."""
-    answer = lt.bind(Solution(lt.abi.libtype, name, split_k=split_k), shape, CPU)
+    answer = lt.bind(Solution(lt.hooks.abi.libtype, name, split_k=split_k), shape, CPU)
     if not isinstance(answer, Launcher):
         return str(answer.reason)
     try:

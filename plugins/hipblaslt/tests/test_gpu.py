@@ -26,7 +26,7 @@ BF16 = torch.bfloat16
 
 def bind_first(shape: Shape, index: int = 0) -> Launcher:
     """Bind a shape's first solution."""
-    solutions = list(cublaslt.enumerate_solutions(shape, device_of(index)))
+    solutions = list(cublaslt.solutions(shape, device_of(index)))
     return bind_launcher(cublaslt, solutions[0], shape, device_of(index))
 
 
@@ -48,7 +48,7 @@ def test_edge_sizes() -> None:
     for (m, n, k), epilogue in itertools.product(sizes, ("none", "bias")):
         shape = Shape("a16w16", m, n, k, epilogue=epilogue)
         operands = (draw(m, k), draw(n, k), *((draw(n),) if shape.bias else ()))
-        solutions = list(cublaslt.enumerate_solutions(shape, device))
+        solutions = list(cublaslt.solutions(shape, device))
         assert solutions, shape
         for solution in solutions:
             launcher = bind_launcher(cublaslt, solution, shape, device)
@@ -90,7 +90,7 @@ def test_threads_on_streams_have_their_own_biases() -> None:
 
 def find_split(shape: Shape) -> Solution:
     """Return a solution that needs a workspace, as those that split K do."""
-    for solution in cublaslt.enumerate_solutions(shape, device_of(0)):
+    for solution in cublaslt.solutions(shape, device_of(0)):
         for candidate in (solution, *cublaslt.refine(solution, shape, device_of(0))):
             launcher = cublaslt.bind(candidate, shape, device_of(0))
             if isinstance(launcher, Launcher) and launcher.workspace_bytes:

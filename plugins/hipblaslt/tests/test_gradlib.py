@@ -11,7 +11,7 @@ import pytest
 import torch
 import tunedgemm_hipblaslt
 from tunedgemm.plugin import LaunchError, UserError
-from tunedgemm.tools import shuffle_weight
+from tunedgemm.tools.tables import shuffle_weight
 from tunedgemm_hipblaslt import gradlib
 
 FNUZ, BF16, FP16, FP32, INT8 = torch.float8_e4m3fnuz, torch.bfloat16, torch.float16, torch.float32, torch.int8

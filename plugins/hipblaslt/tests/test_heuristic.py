@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import Shape, Solution
-from tunedgemm_hipblaslt import LtBackend
+from tunedgemm.plugin import Backend, Shape, Solution
 from tunedgemm_hipblaslt.limits import SHUFFLED_LAYOUT
 
 PLAIN = Shape("a16w16", 5, 48, 512)
 SHUFFLED = attrs.evolve(PLAIN, layout=SHUFFLED_LAYOUT)
 
 
-def test_untuned_calls(backends: dict[str, LtBackend], harness: Any) -> None:
+def test_untuned_calls(backends: dict[str, Backend], harness: Any) -> None:
     """Only shuffled weights of a16w16 on an MI300 get hipBLASLt's first answer."""
     first = Solution("hipblaslt", "heuristic")
     answers = [

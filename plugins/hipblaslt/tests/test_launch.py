@@ -102,15 +102,15 @@ CASES = {
 def sample_solutions(lt: Any, harness: Any, shape: Shape) -> list[Solution]:
     """Return the library's first answer, and a listed solution of each kind."""
     kinds: dict[Any, Solution] = {}
-    for solution in lt.enumerate_solutions(shape, harness.CPU):
+    for solution in lt.solutions(shape, harness.CPU):
         if "sol1012" not in solution.kernel_name:  # computes wrong numbers
             kinds.setdefault((solution.kernel_name.rsplit("_", 1)[-1] in ("fast", "after"), solution.split_k > 1), solution)
-    return [Solution(lt.abi.libtype, harness.FIRST), *kinds.values()]
+    return [Solution(lt.hooks.abi.libtype, harness.FIRST), *kinds.values()]
 
 
 def find_faults(lt: Any, harness: Any, shape: Shape) -> list[str]:
     """Return what is wrong with a shape's support and with a sample of its solutions."""
-    if (answer := lt.supports(shape, harness.CPU)) is not True:
+    if (answer := lt.refusal(shape, harness.CPU)) is not None:
         return [f"{shape}: {answer}"]
     case, faults = harness.cached_case(shape), []
     for solution in sample_solutions(lt, harness, shape):
@@ -123,7 +123,7 @@ def find_faults(lt: Any, harness: Any, shape: Shape) -> list[str]:
 @both
 def test_kinds(lt: Any, harness: Any) -> None:
     """Each op, dtype, bias, scale and layout is supported and right."""
-    faults = [fault for shape in CASES[lt.abi.libtype] for fault in find_faults(lt, harness, shape)]
+    faults = [fault for shape in CASES[lt.hooks.abi.libtype] for fault in find_faults(lt, harness, shape)]
     assert not faults
 
 
@@ -199,7 +199,7 @@ def test_the_workspace_limit_of_cublaslt(harness: Any, fake_library: Any) -> Non
         else:
             assert harness.refusal(lt, SPLIT, shape, split_k=2) == "workspace: the limit is 1535 bytes (got 1536)"
         assert not harness.make_case(shape).launch_fault(harness.bind(lt, harness.FIRST, shape))
-        assert (SPLIT in [solution.kernel_name for solution in lt.enumerate_solutions(shape, harness.CPU)]) == binds
+        assert (SPLIT in [solution.kernel_name for solution in lt.solutions(shape, harness.CPU)]) == binds
 
 
 @amd
@@ -265,8 +265,8 @@ def test_refused_configurations(lt: Any, harness: Any) -> None:
 @both
 def test_a_failing_launch(lt: Any, harness: Any) -> None:
     """A failing launch raises LaunchError with the status's name, and the next launch is right."""
-    launcher = harness.bind(lt, FAILING[lt.abi.libtype], PLAIN)
-    with pytest.raises(LaunchError, match=f"{lt.abi.prefix}Matmul: EXECUTION_FAILED"):
+    launcher = harness.bind(lt, FAILING[lt.hooks.abi.libtype], PLAIN)
+    with pytest.raises(LaunchError, match=f"{lt.hooks.abi.prefix}Matmul: EXECUTION_FAILED"):
         launcher.call(*harness.make_case(PLAIN).operands)
     assert not harness.make_case(PLAIN).launch_fault(harness.bind(lt, harness.FIRST, PLAIN))
 
@@ -284,17 +284,7 @@ def test_misaligned_operands(lt: Any, harness: Any) -> None:
 def test_more_than_two_to_the_31_elements(lt: Any, harness: Any) -> None:
     """Sizes whose product exceeds 32 bits bind."""
     for shape in (Shape("a16w16", 1 << 20, 4096, 64), Shape("batched_bf16", 4096, 4096, 64, extra={"B": 512})):
-        assert lt.bind(Solution(lt.abi.libtype, harness.FIRST), shape, harness.CPU)
-
-
-@both
-def test_absent_devices_and_unsupported_shapes(lt: Any, harness: Any) -> None:
-    """An absent device is refused by name; an unsupported shape keeps the reason of `supports`."""
-    first = Solution(lt.abi.libtype, harness.FIRST)
-    absent = attrs.evolve(harness.EMULATED[lt.abi.libtype], index=-1)
-    assert "device: not present" in lt.bind(first, PLAIN, absent).reason
-    empty = attrs.evolve(PLAIN, m=0)
-    assert lt.bind(first, empty, harness.CPU) == lt.supports(empty, harness.CPU)
+        assert lt.bind(Solution(lt.hooks.abi.libtype, harness.FIRST), shape, harness.CPU)
 
 
 @amd

@@ -105,7 +105,7 @@ def test_version_and_revision(
     monkeypatch.setenv("FAKE_LT_REVISION", text)
     library = copy(abi)
     assert (version(library, -1), revision(library, -1)) == (number, text)
-    lt = tunedgemm_hipblaslt.LtBackend(abi, load=lambda _: library, host=harness.EMULATED[abi.libtype])
+    lt = tunedgemm_hipblaslt.backend_of(abi, load=lambda _: library, host=harness.EMULATED[abi.libtype])
     assert lt.library_version(harness.CPU) == expected
     assert lt.library_version(attrs.evolve(harness.EMULATED[abi.libtype], index=-1)) == "", "the device is absent"
     monkeypatch.setenv("FAKE_LT_VERSION", "1")
@@ -138,7 +138,7 @@ def test_objects_die_with_their_owner(abi: Abi, copy: Callable[[Abi], Any]) -> N
 def test_launchers_release_their_objects(abi: Abi, copy: Callable[[Abi], Any], harness: Any) -> None:
     """A launcher owns its descriptors; those shared for questions are cached per problem."""
     library = copy(abi)
-    lt = tunedgemm_hipblaslt.LtBackend(abi, load=lambda _: library, host=harness.EMULATED[abi.libtype])
+    lt = tunedgemm_hipblaslt.backend_of(abi, load=lambda _: library, host=harness.EMULATED[abi.libtype])
     launchers = [harness.bind(lt, harness.FIRST, SHAPE) for _ in range(3)]
     assert count_live(library) == 1 + 3 * 4
     launchers[0].call(*harness.make_case(SHAPE).operands)
@@ -149,7 +149,7 @@ def test_launchers_release_their_objects(abi: Abi, copy: Callable[[Abi], Any], h
     del call
     gc.collect()
     assert count_live(library) == 1
-    assert list(lt.enumerate_solutions(SHAPE, harness.CPU))
+    assert list(lt.solutions(SHAPE, harness.CPU))
     assert count_live(library) == 1 + 2 * 4, "with the bias in the epilogue and after it"
     launch.results_by_index.cache_clear()
     descriptors._shared_descriptors.cache_clear()
@@ -177,9 +177,9 @@ def test_absent_devices_need_no_library(abi: Abi) -> None:
     def load(_: Abi) -> Any:
         raise AssertionError("an absent device must not load a library")
 
-    lt = tunedgemm_hipblaslt.LtBackend(abi, load=load)
+    lt = tunedgemm_hipblaslt.backend_of(abi, load=load)
     device = Device("sm_90", 132, "nvidia-h200") if abi is CUBLASLT else Device("gfx942", 304, "amd-instinct-mi300x")
-    assert list(lt.enumerate_solutions(SHAPE, device)) == [Solution(abi.libtype, "heuristic")]
+    assert list(lt.solutions(SHAPE, device)) == [Solution(abi.libtype, "heuristic")]
     assert isinstance(lt.bind(Solution(abi.libtype, "heuristic"), SHAPE, device), Unsupported)
     assert list(lt.refine(Solution(abi.libtype, "heuristic"), SHAPE, device)) == []
     assert lt.library_version(device) == ""
@@ -190,11 +190,11 @@ def test_absent_devices_need_no_library(abi: Abi) -> None:
 def test_listing_from_many_threads(abi: Abi, copy: Callable[[Abi], Any], harness: Any) -> None:
     """Concurrent threads list the same solutions of one shape."""
     library = copy(abi)
-    lt = tunedgemm_hipblaslt.LtBackend(abi, load=lambda _: library, host=harness.EMULATED[abi.libtype])
+    lt = tunedgemm_hipblaslt.backend_of(abi, load=lambda _: library, host=harness.EMULATED[abi.libtype])
     lists: list[Any] = []
 
     def work() -> None:
-        lists.append(list(lt.enumerate_solutions(SHAPE, harness.CPU)))
+        lists.append(list(lt.solutions(SHAPE, harness.CPU)))
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:

@@ -44,9 +44,9 @@ def launch_shapes(libtype: str) -> list[Shape]:
 @both
 def test_both_implementations_give_the_same_bits(lt: Any, harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The extension and ctypes give the same bits for each kind of launch."""
-    for shape in launch_shapes(lt.abi.libtype):
+    for shape in launch_shapes(lt.hooks.abi.libtype):
         case = harness.make_case(shape)
-        for name in (harness.FIRST, WITH_WORKSPACE) if lt.abi.libtype == "hipblaslt" else (harness.FIRST,):
+        for name in (harness.FIRST, WITH_WORKSPACE) if lt.hooks.abi.libtype == "hipblaslt" else (harness.FIRST,):
             outs = []
             for module in (native._extension, None):
                 with monkeypatch.context() as patched:
@@ -68,9 +68,9 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 @both
 def test_threads_that_share_launchers(lt: Any, harness: Any, implementation: str) -> None:
     """Threads that share launchers each get the results of their bias and scales."""
-    shape = Shape("a8w8", 5, 48, 512, dtype=FP8[lt.abi.libtype], outdtype="bf16", scale="row", **BIAS)
+    shape = Shape("a8w8", 5, 48, 512, dtype=FP8[lt.hooks.abi.libtype], outdtype="bf16", scale="row", **BIAS)
     split = "id66_tile20_stages15_reduce2_swizzle0_option0_inner0_cluster0", 2
-    second = split if lt.abi.libtype == "cublaslt" else (WITH_WORKSPACE, 0)
+    second = split if lt.hooks.abi.libtype == "cublaslt" else (WITH_WORKSPACE, 0)
     launchers = [harness.bind(lt, harness.FIRST, shape), harness.bind(lt, second[0], shape, second[1])]
     assert launchers[1].workspace_bytes > 0
     cases = [harness.make_case(shape, seed) for seed in range(8)]
@@ -89,7 +89,7 @@ def test_a_wrong_status_is_an_error(lt: Any, harness: Any, implementation: str, 
     """A refused attribute or launch raises the status's name, and the launcher works afterwards."""
     shape = Shape("a16w16", 5, 48, 64, **BIAS)
     case, launcher = harness.make_case(shape), harness.bind(lt, harness.FIRST, shape)
-    with pytest.raises(LaunchError, match=f"{lt.abi.libtype}: {lt.abi.prefix}Matmul: INVALID_VALUE"):
+    with pytest.raises(LaunchError, match=f"{lt.hooks.abi.libtype}: {lt.hooks.abi.prefix}Matmul: INVALID_VALUE"):
         launcher.call(*case.operands[:2])
     assert "there is none" in harness.fake_reason(lt)
     assert not case.launch_fault(launcher)

@@ -7,8 +7,8 @@ from typing import Any
 
 import attrs
 import pytest
-from tunedgemm.plugin import Device, Launcher, Shape, Solution
-from tunedgemm_hipblaslt import LtBackend, launch
+from tunedgemm.plugin import Backend, Device, Launcher, Shape, Solution
+from tunedgemm_hipblaslt import launch
 from tunedgemm_hipblaslt.descriptors import Capabilities, HeuristicResult, ProblemDescriptors, locked_descriptors
 from tunedgemm_hipblaslt.limits import SHUFFLED_LAYOUT, make_problem
 from tunedgemm_hipblaslt.names import KernelConfig, clusters, parse_name, tiles
@@ -50,9 +50,9 @@ ABLE = Capabilities(tiles=(15, 17, 18, 20, 23, 24), stages=(14, 15, 16, 21), red
 WIDE = (4096, 4096, 4096)
 
 
-def enumerate_listed(lt: LtBackend, harness: Any, shape: Shape) -> list[Solution]:
+def enumerate_listed(lt: Backend, harness: Any, shape: Shape) -> list[Solution]:
     """Return the solutions of a shape."""
-    return list(lt.enumerate_solutions(shape, harness.CPU))
+    return list(lt.solutions(shape, harness.CPU))
 
 
 def suffixes(solutions: list[Solution]) -> list[str]:
@@ -61,7 +61,7 @@ def suffixes(solutions: list[Solution]) -> list[str]:
 
 
 @nvidia
-def test_heuristic_results_come_first(lt: LtBackend, harness: Any) -> None:
+def test_heuristic_results_come_first(lt: Backend, harness: Any) -> None:
     """cuBLASLt's results come in their order, then its results without a workspace, each once."""
     listed = enumerate_listed(lt, harness, PLAIN)
     named = [("_".join(solution.kernel_name.split("_")[:4]), solution.split_k) for solution in listed]
@@ -73,7 +73,7 @@ def test_heuristic_results_come_first(lt: LtBackend, harness: Any) -> None:
 
 
 @amd
-def test_all_indices_are_listed(lt: LtBackend, harness: Any) -> None:
+def test_all_indices_are_listed(lt: Backend, harness: Any) -> None:
     """hipBLASLt lists all indices that fit the shape, its best results first."""
     listed = enumerate_listed(lt, harness, PLAIN)
     indices = [solution.solidx for solution in listed]
@@ -85,16 +85,16 @@ def test_all_indices_are_listed(lt: LtBackend, harness: Any) -> None:
 
 
 @both
-def test_the_order_is_stable(lt: LtBackend, harness: Any, fake_library: Any) -> None:
+def test_the_order_is_stable(lt: Backend, harness: Any, fake_library: Any) -> None:
     """A second call and a second backend over the same library list the same order."""
     for shape in (PLAIN, BIASED):
         listed = enumerate_listed(lt, harness, shape)
         assert enumerate_listed(lt, harness, shape) == listed
-        assert enumerate_listed(harness.make_backend(fake_library(lt.abi.libtype), lt.abi.libtype), harness, shape) == listed
+        assert enumerate_listed(harness.make_backend(fake_library(lt.hooks.abi.libtype), lt.hooks.abi.libtype), harness, shape) == listed
 
 
 @both
-def test_bias_after_the_product(lt: LtBackend, harness: Any) -> None:
+def test_bias_after_the_product(lt: Backend, harness: Any) -> None:
     """The first three results are also listed with the bias after them, where there is a bias."""
     plain, biased = enumerate_listed(lt, harness, PLAIN), enumerate_listed(lt, harness, BIASED)
     assert "after" not in suffixes(plain)
@@ -103,7 +103,7 @@ def test_bias_after_the_product(lt: LtBackend, harness: Any) -> None:
 
 
 @pytest.mark.parametrize(("lt", "dtype"), [("cublaslt", "fp32"), ("hipblaslt", "fp16")], indirect=["lt"])
-def test_a_bias_that_the_library_does_not_add(lt: LtBackend, harness: Any, dtype: str) -> None:
+def test_a_bias_that_the_library_does_not_add(lt: Backend, harness: Any, dtype: str) -> None:
     """All results are then listed with the bias after them, and none with it in the epilogue."""
     listed = enumerate_listed(lt, harness, attrs.evolve(BIASED, bias_dtype=dtype))
     assert [solution.kernel_name for solution in listed] == [
@@ -112,7 +112,7 @@ def test_a_bias_that_the_library_does_not_add(lt: LtBackend, harness: Any, dtype
 
 
 @nvidia
-def test_fast_accumulators(lt: LtBackend, harness: Any) -> None:
+def test_fast_accumulators(lt: Backend, harness: Any) -> None:
     """fp8 into bf16 is also listed with the short accumulator, which the descriptor asks for."""
     listed = enumerate_listed(lt, harness, FP8)
     plain = [solution for solution, suffix in zip(listed, suffixes(listed), strict=True) if not suffix]
@@ -120,7 +120,7 @@ def test_fast_accumulators(lt: LtBackend, harness: Any) -> None:
     assert [solution.kernel_name for solution in fast] == [f"{solution.kernel_name}_fast" for solution in plain]
     assert listed.index(fast[0]) == len(plain)
     for fast_accum in (False, True):
-        descriptors = ProblemDescriptors(lt.load(lt.abi), make_problem(FP8, fast_accum=fast_accum), -1)
+        descriptors = ProblemDescriptors(lt.hooks.load(lt.hooks.abi), make_problem(FP8, fast_accum=fast_accum), -1)
         value, written = ctypes.c_int8(-1), ctypes.c_size_t()
         read = ctypes.CDLL(descriptors.library.path).cublasLtMatmulDescGetAttribute
         # 25 is CUBLASLT_MATMUL_DESC_FAST_ACCUM, of one byte.
@@ -128,7 +128,7 @@ def test_fast_accumulators(lt: LtBackend, harness: Any) -> None:
         assert (status, value.value) == (0, int(fast_accum))
 
 
-def test_where_accumulators_may_be_fast(backends: dict[str, LtBackend]) -> None:
+def test_where_accumulators_may_be_fast(backends: dict[str, Backend]) -> None:
     """Fast accumulators are for fp8 into bf16 on Ada and Hopper, without blocks or batches."""
     cases = [
         (FP8, "sm_90", True),
@@ -140,7 +140,7 @@ def test_where_accumulators_may_be_fast(backends: dict[str, LtBackend]) -> None:
         (attrs.evolve(FP8, op="a8w8_blockscale", scale="block"), "sm_90", False),
         (attrs.evolve(FP8, op="batched_a8w8", extra={"B": 3}), "sm_90", False),
     ]
-    cublaslt, hipblaslt = (lt.load(lt.abi) for lt in (backends["cublaslt"], backends["hipblaslt"]))
+    cublaslt, hipblaslt = (lt.hooks.load(lt.hooks.abi) for lt in (backends["cublaslt"], backends["hipblaslt"]))
     faults = [
         (shape, gfx)
         for shape, gfx, fast in cases
@@ -150,9 +150,9 @@ def test_where_accumulators_may_be_fast(backends: dict[str, LtBackend]) -> None:
 
 
 @both
-def test_listed_solutions_bind(lt: LtBackend, harness: Any) -> None:
+def test_listed_solutions_bind(lt: Backend, harness: Any) -> None:
     """Each listed solution binds from its identity alone, and its name is read as written."""
-    for shape in LISTED[lt.abi.libtype]:
+    for shape in LISTED[lt.hooks.abi.libtype]:
         listed = enumerate_listed(lt, harness, shape)
         assert len(listed) > 5
         for solution in listed:
@@ -162,7 +162,7 @@ def test_listed_solutions_bind(lt: LtBackend, harness: Any) -> None:
 
 
 @both
-def test_a_refused_result_is_not_listed(lt: LtBackend, harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_result_is_not_listed(lt: Backend, harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A result whose own status is a refusal is left out, and the others are listed."""
     shape = attrs.evolve(PLAIN, n=80)
     complete = enumerate_listed(lt, harness, shape)
@@ -176,7 +176,7 @@ def test_a_refused_result_is_not_listed(lt: LtBackend, harness: Any, monkeypatch
 
 
 @amd
-def test_a_shape_without_algorithms(lt: LtBackend, harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shape_without_algorithms(lt: Backend, harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library without an algorithm for a shape lists nothing."""
     monkeypatch.setenv("FAKE_LT_SOLUTIONS", "0")
     assert enumerate_listed(lt, harness, attrs.evolve(BIASED, n=56)) == []
@@ -290,7 +290,7 @@ def test_idle_share() -> None:
 @nvidia
 def test_neighbours_are_accepted(lt: Any, harness: Any) -> None:
     """Each neighbour binds and gives the right numbers."""
-    first = next(iter(lt.enumerate_solutions(SEARCHED, harness.CPU)))
+    first = next(iter(lt.solutions(SEARCHED, harness.CPU)))
     assert parse_name(first.kernel_name, first.split_k).algorithm == attrs.evolve(START, split_k=1)
     case, neighbours = harness.make_case(SEARCHED), list(lt.refine(first, SEARCHED, harness.CPU))
     assert len(neighbours) > 8
@@ -304,7 +304,7 @@ def test_neighbours_are_accepted(lt: Any, harness: Any) -> None:
 @nvidia
 def test_the_workspace_bounds_the_neighbours(lt: Any, harness: Any) -> None:
     """Without a workspace the neighbours that split K are left out."""
-    with locked_descriptors(lt.load(lt.abi), make_problem(SEARCHED), -1) as descriptors:
+    with locked_descriptors(lt.hooks.load(lt.hooks.abi), make_problem(SEARCHED), -1) as descriptors:
         every = [config for config, _ in enumerate_neighbours(descriptors, START, 1 << 30)]
         without = [config for config, _ in enumerate_neighbours(descriptors, START, 0)]
     assert [config for config in every if config.split_k == 1] == without
@@ -316,7 +316,7 @@ def test_a_tile_has_no_more_rows_than_a_scale(lt: Any, harness: Any) -> None:
     """With block scales, tiles of 256 rows are left out though the library accepts them."""
     for op, scale, most in (("a8w8", "row", 256), ("a8w8_blockscale", "block", 128)):
         problem = make_problem(Shape(op, 2048, 2048, 1024, "fp8_e4m3fn", "bf16", scale=scale))
-        with locked_descriptors(lt.load(lt.abi), problem, -1) as descriptors:
+        with locked_descriptors(lt.hooks.load(lt.hooks.abi), problem, -1) as descriptors:
             start = descriptors.read_config(descriptors.heuristic_results(1, 1 << 30)[0].algo)
             neighbours = enumerate_neighbours(descriptors, attrs.evolve(start, tile=20, split_k=1), 1 << 30)
             assert max(tiles()[config.tile][0] for config, _ in neighbours) == most
@@ -326,7 +326,7 @@ def test_a_tile_has_no_more_rows_than_a_scale(lt: Any, harness: Any) -> None:
 def test_waves_bound_the_neighbours(lt: Any, harness: Any) -> None:
     """A neighbour whose last wave is much emptier is left out."""
     shape = Shape("a16w16", 128 * 12, 128 * 11, 64)  # 132 tiles of 128x128
-    with locked_descriptors(lt.load(lt.abi), make_problem(shape), -1) as descriptors:
+    with locked_descriptors(lt.hooks.load(lt.hooks.abi), make_problem(shape), -1) as descriptors:
         tried = {config.tile for config, _ in enumerate_neighbours(descriptors, START, 0)}
         answers = {tile: descriptors.check(attrs.evolve(START, tile=tile)) for tile in ABLE.tiles}
     waves = {tile: answer.waves for tile, answer in answers.items() if isinstance(answer, HeuristicResult)}
@@ -344,14 +344,14 @@ def test_the_search_ends_at_the_fastest(lt: Any, harness: Any) -> None:
         attrs.evolve(SEARCHED, dtype="fp32", outdtype="fp32"),
         Shape("a8w8", 200, 256, 512, dtype="fp8_e4m3fn", outdtype="bf16", scale="row"),
     ):
-        descriptors = ProblemDescriptors(lt.load(lt.abi), make_problem(shape), -1)
+        descriptors = ProblemDescriptors(lt.hooks.load(lt.hooks.abi), make_problem(shape), -1)
 
         def cost(solution: Solution, descriptors: ProblemDescriptors = descriptors) -> float:
             result = launch.find_algorithm(descriptors, parse_name(solution.kernel_name, solution.split_k), -1)
             assert isinstance(result, HeuristicResult)
             return float(harness.cost(lt, result.algo))
 
-        solution, steps = next(iter(lt.enumerate_solutions(shape, harness.CPU))), 0
+        solution, steps = next(iter(lt.solutions(shape, harness.CPU))), 0
         assert cost(solution) > 300
         while cost(best := min([solution, *lt.refine(solution, shape, harness.CPU)], key=cost)) < cost(solution):
             solution, steps = best, steps + 1
@@ -360,7 +360,7 @@ def test_the_search_ends_at_the_fastest(lt: Any, harness: Any) -> None:
         assert solution not in enumerate_listed(lt, harness, shape)
 
 
-def test_solutions_without_neighbours(backends: dict[str, LtBackend], harness: Any) -> None:
+def test_solutions_without_neighbours(backends: dict[str, Backend], harness: Any) -> None:
     """Only a configuration of cuBLASLt has neighbours."""
     index, config = "sol1003_v100200_fake0001", "id66_tile20_stages15_reduce0_swizzle0_option0_inner0_cluster0"
     for libtype, names in (("cublaslt", ("heuristic", "nonsense", index)), ("hipblaslt", (index, config))):
@@ -381,7 +381,7 @@ def test_neighbours_keep_suffixes(lt: Any, harness: Any) -> None:
 @nvidia
 def test_a_larger_tile_has_other_stages(lt: Any, harness: Any) -> None:
     """A tile that does not fit its stages is tried with the nearest others."""
-    start = Solution(lt.abi.libtype, "id66_tile20_stages21_reduce0_swizzle0_option0_inner0_cluster0", split_k=1)
+    start = Solution(lt.hooks.abi.libtype, "id66_tile20_stages21_reduce0_swizzle0_option0_inner0_cluster0", split_k=1)
     neighbours = {solution.kernel_name.split("_reduce")[0] for solution in lt.refine(start, SEARCHED, harness.CPU)}
     assert {"id66_tile23_stages16", "id66_tile17_stages21"} <= neighbours
     assert "id66_tile23_stages21" not in neighbours

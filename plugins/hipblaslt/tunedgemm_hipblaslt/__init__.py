@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import Device, Launcher, Platform, PluginError, Shape, Solution, Unsupported, hookimpl
+from tunedgemm.plugin import Backend, Device, Launcher, PluginError, Shape, Solution, Unsupported, hookimpl
 
 from tunedgemm_hipblaslt import heuristic, limits
 from tunedgemm_hipblaslt.abi import CUBLASLT, HIPBLASLT, Abi
@@ -22,78 +22,57 @@ _GRADLIB = ("hipb_create_extension", "hipb_destroy_extension", "hipb_findallsols
 
 
 @attrs.frozen(eq=False)
-class LtBackend:
-    """Backend over one of the libraries.
+class Lt:
+    """Hooks over one of the libraries.
 
     Attributes:
         abi: the library's names and numbers.
         load: returns the library; called only for a present device.
-        host: device that a CPU emulates, if any; *load* then returns a library for host memory.
     """
 
     abi: Abi
     load: Callable[[Abi], Library] = load_library
-    host: Device | None = None
 
-    CONTRACT = 1
-    SCALE_ORDERS = limits.SCALE_ORDERS
-
-    @property
-    def OPS(self) -> tuple[str, ...]:
-        """Ops that this library covers."""
-        return limits.supported_ops(self.abi)
-
-    @property
-    def PLATFORMS(self) -> tuple[Platform, ...]:
-        """Architectures that this library serves."""
-        return limits.platforms(self.abi)
-
+    @hookimpl
     def library_version(self, device: Device) -> str:
         """Return ``cublaslt 130100`` or ``hipblaslt 100200 a1b2c3d4``; "" for absent devices."""
-        if not self._is_present(device):
+        if not device.is_present or device.kind != self.abi.kind:
             return ""
         return " ".join(str(part) for part in (self.abi.libtype, *self._build(device)) if part)
 
+    @hookimpl
     def lacks(self, solution: Solution, shape: Shape, device: Device) -> str:
-        """Return why the solution does not serve the shape; for absent devices, a name that no library takes."""
-        if self._is_present(device):
+        """Return why the solution does not serve the shape; a name that no library takes is a PluginError."""
+        if device.is_present:
             answer = self.bind(solution, shape, device)
             return str(answer) if isinstance(answer, Unsupported) else ""
-        try:
-            name_of(self.abi, solution)
-        except PluginError as error:
-            return str(error)
+        name_of(self.abi, solution)
         return ""
 
     @hookimpl
-    def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
+    def supports(self, shape: Shape, device: Device) -> Unsupported | None:
         """Check the shape against the library's static limits."""
-        reason = limits.unsupported(shape, device.limiting(self.host), self.abi)
-        return Unsupported(reason) if reason else True
+        reason = limits.unsupported(shape, device, self.abi)
+        return Unsupported(reason) if reason else None
 
     @hookimpl
     def enumerate_solutions(self, shape: Shape, device: Device) -> Iterable[Solution]:
         """List the library's algorithms, best first; for absent devices its first answer."""
-        if not self._is_present(device):
+        if not device.is_present:
             return (Solution(self.abi.libtype, FIRST),)
         from tunedgemm_hipblaslt import space
 
-        return space.enumerate_solutions(self.load(self.abi), shape, device.limiting(self.host))
+        return space.enumerate_solutions(self.load(self.abi), shape, device)
 
     @hookimpl
     def heuristic_fallback(self, shape: Shape, device: Device) -> Solution | None:
         """Return the solution of an untuned call, if any."""
-        read_build = functools.partial(self._build, device) if self._is_present(device) else None
-        refusal = functools.partial(self.lacks, shape=shape, device=device)
-        return heuristic.heuristic_fallback(shape, device.limiting(self.host), self.abi, read_build, refusal)
+        read_build = functools.partial(self._build, device) if device.is_present else None
+        return heuristic.heuristic_fallback(shape, device, self.abi, read_build, functools.partial(self._refusal, shape, device))
 
     @hookimpl
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
         """Return a launcher with descriptors and algorithm for exactly this shape."""
-        if not (answer := self.supports(shape, device)):
-            return answer  # type: ignore[return-value]
-        if not self._is_present(device):
-            return Unsupported(f"device: not present (got {device})")
         from tunedgemm_hipblaslt import launch
 
         return launch.bind(self.load(self.abi), solution, shape, device)
@@ -103,17 +82,34 @@ class LtBackend:
         """List configurations that differ in one attribute; none for hipBLASLt."""
         from tunedgemm_hipblaslt import space
 
-        return space.refine(self.load(self.abi), solution, shape, device.limiting(self.host)) if self._is_present(device) else ()
+        return space.refine(self.load(self.abi), solution, shape, device) if device.is_present else ()
+
+    def _refusal(self, shape: Shape, device: Device, solution: Solution) -> str:
+        """Return why the library has no algorithm of a row, or an empty text."""
+        try:
+            return self.lacks(solution, shape, device)
+        except PluginError as error:
+            return str(error)
 
     def _build(self, device: Device) -> tuple[int, str]:
         return library_build(self.load(self.abi), device.index)
 
-    def _is_present(self, device: Device) -> bool:
-        return (device.index >= 0 and device.kind == self.abi.kind) or (self.host is not None and device.kind == "cpu")
+
+def backend_of(abi: Abi, load: Callable[[Abi], Library] = load_library, host: Device | None = None) -> Backend:
+    """Return the backend over a library; with a *host*, *load* returns one for host memory."""
+    return Backend(
+        abi.libtype,
+        Lt(abi, load),
+        contract=1,
+        ops=limits.supported_ops(abi),
+        platforms=limits.platforms(abi),
+        scale_orders=limits.SCALE_ORDERS,
+        host=host,
+    )
 
 
-cublaslt = LtBackend(CUBLASLT)
-hipblaslt = LtBackend(HIPBLASLT)
+cublaslt = backend_of(CUBLASLT)
+hipblaslt = backend_of(HIPBLASLT)
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator
 
 import attrs
-from tunedgemm.tools import ForkSafeLock
+from tunedgemm.tools.launching import ForkSafeLock
 
 from tunedgemm_hipblaslt.abi import Abi
 from tunedgemm_hipblaslt.library import Library, OpaqueObject, StatusError, device_context, library_handle

@@ -11,7 +11,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, UserError, device_of
-from tunedgemm.tools import short_dtype
+from tunedgemm.tools.launching import parse_dtype
 
 from tunedgemm_hipblaslt import hipblaslt, launch
 from tunedgemm_hipblaslt.descriptors import ALIGNMENT
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 #: The backend behind the functions.
-backend = hipblaslt
+backend: Any = hipblaslt
 
 
 def hipb_create_extension() -> None:
@@ -32,9 +32,9 @@ def hipb_create_extension() -> None:
     Raises:
         PluginError: no hipBLASLt can be loaded.
     """
-    device = _device_of()
+    device, hooks = _device_of(), backend.hooks
     with device_context(device.index):
-        library_handle(backend.load(backend.abi), device.index)
+        library_handle(hooks.load(hooks.abi), device.index)
 
 
 def hipb_destroy_extension() -> None:
@@ -63,7 +63,8 @@ def hipb_findallsols(  # noqa: PLR0913, PLR0917 - gradlib's
     del scaleC
     shape, device = _make_shape(mat1, mat2, bias, out_dtype, (scaleA, scaleB), bpreshuffle, use_gelu), _device_of(mat1)
     _check_supported(shape, device)
-    return list(launch.results_by_index(backend.load(backend.abi), make_problem(shape), device.index, launch.ALL_RESULTS))
+    hooks = backend.hooks
+    return list(launch.results_by_index(hooks.load(hooks.abi), make_problem(shape), device.index, launch.ALL_RESULTS))
 
 
 def hipb_mm(  # noqa: PLR0913, PLR0917 - gradlib's
@@ -121,18 +122,17 @@ def _align(matrix: torch.Tensor) -> torch.Tensor:
 @functools.lru_cache(maxsize=4096)
 def _bind(lt: Any, shape: Shape, device: Device, index: int) -> Launcher:
     _check_supported(shape, device)
-    library = lt.load(lt.abi)
+    library = lt.hooks.load(lt.hooks.abi)
     name = FIRST if index < 0 else str(AlgorithmIndex(index, *library_build(library, device.index)))
-    launcher = lt.bind(Solution(lt.abi.libtype, name), shape, device)
+    launcher = lt.bind(Solution(lt.libtype, name), shape, device)
     if isinstance(launcher, Unsupported):
         raise UserError(f"hipb_mm: {shape}: {launcher.reason}")
     return launcher  # type: ignore[no-any-return]
 
 
 def _check_supported(shape: Shape, device: Device) -> None:
-    answer = backend.supports(shape, device)
-    if isinstance(answer, Unsupported):
-        raise UserError(f"hipb_mm: {shape}: {answer.reason}")
+    if refusal := backend.refusal(shape, device):
+        raise UserError(f"hipb_mm: {shape}: {refusal}")
 
 
 def _device_of(tensor: torch.Tensor | None = None) -> Device:
@@ -166,7 +166,7 @@ def _make_shape(
             f"(got {tuple(mat1.shape)} {mat1.dtype}, {tuple(mat2.shape)} {mat2.dtype})"
         )
     _check_vectors(mat1, mat2, bias, scales)
-    dtype = short_dtype(mat1.dtype)
+    dtype = parse_dtype(str(mat1.dtype))
     by_row = any(scale is not None and scale.numel() > 1 for scale in scales)
     scale = "none" if scales[0] is None else "row" if by_row else "tensor"
     op = "a16w16" if not is_quantised(dtype) or scale == "none" else "a8w8_bpreshuffle" if shuffled else "a8w8"
@@ -176,9 +176,9 @@ def _make_shape(
         n=mat2.shape[1],
         k=mat1.shape[1],
         dtype=dtype,
-        outdtype=short_dtype(out_dtype or mat1.dtype),
+        outdtype=parse_dtype(str(out_dtype or mat1.dtype)),
         epilogue="none" if bias is None else "bias",
-        bias_dtype="" if bias is None else short_dtype(bias.dtype),
+        bias_dtype="" if bias is None else parse_dtype(str(bias.dtype)),
         scale=scale,
         layout=SHUFFLED_LAYOUT if shuffled else "row",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tunedgemm.plugin import Device, Shape, Solution
-from tunedgemm.tools import warn_once
+from tunedgemm.tools.launching import warn_once
 
 from tunedgemm_hipblaslt.abi import Abi
 from tunedgemm_hipblaslt.limits import SHUFFLED_LAYOUT, make_problem

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
-from tunedgemm.tools import on_device, scale_order, torch_dtype, workspace
+from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution, Unsupported
+from tunedgemm.tools.launching import on_device, scale_order, torch_dtype, workspace
 
 from tunedgemm_hipblaslt.descriptors import HeuristicResult, ProblemDescriptors, locked_descriptors
 from tunedgemm_hipblaslt.library import Library, device_context, library_build, library_handle
@@ -24,11 +24,12 @@ _SCALE_PADDING = 4
 
 
 def bind(library: Library, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
-    """Return the launcher of a solution for exactly this shape, or why the library has none."""
-    try:
-        name = name_of(library.abi, solution)
-    except PluginError as error:
-        return Unsupported(str(error))
+    """Return the launcher of a solution for exactly this shape, or why the library has none.
+
+    Raises:
+        PluginError: no algorithm of the library has such a name.
+    """
+    name = name_of(library.abi, solution)
     problem = make_problem(shape, bias_after=name.bias_after, fast_accum=name.fast_accum)
     with device_context(device.index):
         descriptors = ProblemDescriptors(library, problem, device.index)

@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import PluginError
-from tunedgemm.tools import device_context, first_usable, mapped_files
+from tunedgemm.tools.launching import device_context, first_usable, mapped_files
 
 from tunedgemm_hipblaslt.abi import Abi
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import attrs
 from tunedgemm.plugin import Device, Platform, Shape
-from tunedgemm.tools import ARCHITECTURES, dtype_bits
+from tunedgemm.tools.launching import ARCHITECTURES, dtype_bits
 
 from tunedgemm_hipblaslt.abi import Abi
 

@@ -17,6 +17,7 @@ from types import MappingProxyType
 
 import attrs
 from tunedgemm.plugin import PluginError, Solution
+from tunedgemm.tools.tables import KernelName
 
 from tunedgemm_hipblaslt.abi import Abi
 
@@ -25,6 +26,7 @@ CONFIG_WORDS = {
     "id": "id", "tile": "tile", "stages": "stages", "reduce": "reduction", "swizzle": "swizzle", "option": "option", "inner": "inner",
     "cluster": "cluster",
 }  # fmt: skip
+_CONFIG = KernelName("_".join(f"{word}{{{name}}}" for word, name in CONFIG_WORDS.items()))
 FIRST = "heuristic"
 #: Suffix of a name -> attribute of `SolutionName`, in the order in which they are written.
 _SUFFIXES = {"fast": "fast_accum", "after": "bias_after"}
@@ -63,7 +65,7 @@ class KernelConfig:
     split_k: int = 1
 
     def __str__(self) -> str:
-        return "_".join(f"{word}{getattr(self, name)}" for word, name in CONFIG_WORDS.items())
+        return _CONFIG.write(self)
 
 
 @attrs.frozen
@@ -129,10 +131,8 @@ def parse_name(text: str, split_k: int) -> SolutionName:
         return SolutionName(AlgorithmIndex(int(indexed[1]), int(indexed[2]), indexed[3]), **flags)
     if is_library_name(rest):
         return SolutionName(LibraryName(rest), **flags)
-    parts = [re.fullmatch(rf"{word}(\d+)", part) for word, part in zip(CONFIG_WORDS, rest.split("_"), strict=False)]
-    if len(rest.split("_")) != len(CONFIG_WORDS) or not all(parts):
+    if (numbers := _CONFIG.parse(rest)) is None:
         raise PluginError(f"kernelName: not a name of an Lt library (got {text!r}); use {FIRST}, sol…_v…_…, Cijk_… or id…_tile…_…")
-    numbers = {name: int(part[1]) for name, part in zip(CONFIG_WORDS.values(), parts, strict=True) if part}
     return SolutionName(KernelConfig(**numbers, split_k=split_k or 1), **flags)
 
 

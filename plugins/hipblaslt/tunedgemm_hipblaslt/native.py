@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from tunedgemm.tools import ForkSafeLock
+from tunedgemm.tools.launching import ForkSafeLock
 
 from tunedgemm_hipblaslt.descriptors import HeuristicResult, ProblemDescriptors
 from tunedgemm_hipblaslt.library import Library

@@ -16,7 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 import attrs
-from tunedgemm.tools import SignatureError, check_signature, home_folder, read_regular, switched_on
+from tunedgemm.tools.files import SignatureError, check_signature, home_folder, read_regular
+from tunedgemm.tools.launching import switched_on
 
 from tunedgemm_hipblaslt.limits import Problem
 from tunedgemm_hipblaslt.names import is_library_name

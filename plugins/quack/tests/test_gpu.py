@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 @pytest.fixture(autouse=True)
 def usable() -> None:
     """Skip where QuACK cannot serve the GPU."""
-    if not (answer := quack.supports(Shape("a16w16", 16, 256, 512), device_of(0))):
+    if answer := quack.refusal(Shape("a16w16", 16, 256, 512), device_of(0)):
         pytest.skip(str(answer))
 
 
@@ -30,7 +30,7 @@ def draw(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 def launchers(shape: Shape, most: int) -> dict[str, Launcher]:
     """Bind solutions, spread over the list."""
-    listed = list(quack.enumerate_solutions(shape, device_of(0)))
+    listed = list(quack.solutions(shape, device_of(0)))
     step = max(1, len(listed) // most)
     answers = {str(solution): quack.bind(solution, shape, device_of(0)) for solution in listed[::step][:most]}
     assert all(isinstance(answer, Launcher) for answer in answers.values()), answers
@@ -60,13 +60,13 @@ def test_bind_compiles_nothing_after_prepare(compile_on_all_cores: Callable[...,
     jobs = []
     for fields in ({}, {"epilogue": "bias", "bias_dtype": "fp32"}):
         shape = Shape("a16w16", 40, 1288, 2048, **fields)
-        jobs += [(solution, shape, device_of(0)) for solution in list(quack.enumerate_solutions(shape, device_of(0)))[::4]]
+        jobs += [(solution, shape, device_of(0)) for solution in list(quack.solutions(shape, device_of(0)))[::4]]
     assert {solution.split_k > 0 for solution, _, _ in jobs} == {False, True}
     compile_on_all_cores(jobs)
-    before = quack.load().compiled()
+    before = quack.hooks.load().compiled()
     for solution, shape, device in jobs:
         assert isinstance(quack.bind(solution, shape, device), Launcher), solution
-    assert quack.load().compiled()[1] == before[1]
+    assert quack.hooks.load().compiled()[1] == before[1]
 
 
 def test_kinds_of_operands() -> None:

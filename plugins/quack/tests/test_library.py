@@ -64,11 +64,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
 def refusal(backend: Quack = quack) -> str:
     """Return why QuACK cannot be used: from `supports` for a present device, else from the import."""
-    answer = backend.supports(SHAPE, PRESENT)
-    if not answer:
+    if answer := backend.refusal(SHAPE, PRESENT):
         return str(answer)
     with pytest.raises(PluginError) as caught:
-        backend.load()
+        backend.hooks.load()
     return str(caught.value)
 
 
@@ -82,7 +81,7 @@ def test_absent(monkeypatch: pytest.MonkeyPatch, install: Install) -> None:
     assert refusal() == "quack-kernels: not installed; pip install quack-kernels 'nvidia-cutlass-dsl[cu13]'"
     assert str(quack.bind(Solution("quack", "any"), SHAPE, H200)) == refusal()
     assert quack.library_version(H200) == ""
-    assert list(quack.details(H200)) == [refusal()]
+    assert quack.details(H200) == (refusal(),)
 
 
 def test_other_versions(install: Install) -> None:
@@ -119,7 +118,7 @@ def test_broken(install: Install, texts: dict[str, str], reason: str) -> None:
     install(**texts, tried=True)
     assert reason in refusal()
     assert reason in str(quack.bind(Solution("quack", "tile128x128_cluster2x1"), SHAPE, PRESENT))
-    assert quack.supports(SHAPE, H200) is True
+    assert quack.refusal(SHAPE, H200) is None
 
 
 @pytest.mark.parametrize(
@@ -143,7 +142,7 @@ def test_a_repaired_installation_is_tried_again(install: Install) -> None:
     (folder / "quack" / "gemm.py").write_text(FAKE.read_text())
     (folder / "quack" / "__init__.py").write_text("# repaired")
     library.import_fault.cache_clear()
-    assert quack.supports(SHAPE, PRESENT) is True
+    assert quack.refusal(SHAPE, PRESENT) is None
 
 
 def test_kernels_go_to_our_folder(install: Install, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +151,7 @@ def test_kernels_go_to_our_folder(install: Install, cache: Path, monkeypatch: py
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     changes = "sys.excepthook = print\nos.environ['TORCHINDUCTOR_CACHE_DIR'] = '/tmp'\n"
     install(gemm=f"{FAKE.read_text()}\nimport os, sys\n{changes}")
-    quack.load()
+    quack.hooks.load()
     assert folder == library.kernel_folder() == str(cache / "quack") == sys.modules["quack.cache"].CACHE_DIR
     assert (cache / "quack").stat().st_mode & 0o777 == 0o700
     assert sys.excepthook is before
@@ -163,12 +162,12 @@ def test_the_users_folder_stays(install: Install, monkeypatch: pytest.MonkeyPatc
     """QUACK_CACHE_DIR, and a QuACK that the process has imported before, keep their cache."""
     install()
     monkeypatch.setenv("QUACK_CACHE_DIR", "/mine")
-    quack.load()
+    quack.hooks.load()
     settings = importlib.import_module("quack.cache")
     assert settings.CACHE_DIR is None
     monkeypatch.delenv("QUACK_CACHE_DIR")
     library._loaded.cache_clear()
-    quack.load()
+    quack.hooks.load()
     assert settings.CACHE_DIR is None
     assert library.kernel_folder() == "QuACK's default"  # what was prepared in ours is not there
 
@@ -181,7 +180,7 @@ def test_an_untrusted_cache_is_off(install: Install, monkeypatch: pytest.MonkeyP
 
     install()
     monkeypatch.setattr(library, "private_folder", refuse)
-    quack.load()
+    quack.hooks.load()
     assert sys.modules["quack.cache"].CACHE_ENABLED is False
 
 
@@ -191,7 +190,7 @@ def test_listing_imports_no_quack(install: Install) -> None:
     code = (
         "import sys\nfrom tunedgemm.plugin import Device, Shape\nfrom tunedgemm_quack import quack\n"
         "shape, device = Shape('a16w16', 16, 1280, 8192), Device('sm_90', 132)\n"
-        "assert quack.supports(shape, device) is True and list(quack.enumerate_solutions(shape, device))\n"
+        "assert quack.refusal(shape, device) is None and list(quack.solutions(shape, device))\n"
         "assert quack.library_version(device) == 'quack 0.6.5 cutlass-dsl 4.8.1'\n"
         "assert not {'torch', 'quack', 'cutlass', 'tvm_ffi'} & set(sys.modules), sorted(sys.modules)\n"
     )

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.plugin import Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
-from tunedgemm.tools import artifact, device_context, switched_on, torch_dtype
+from tunedgemm.plugin import Launcher, LaunchError, PluginError, Shape, Solution
+from tunedgemm.tools.files import artifact
+from tunedgemm.tools.launching import device_context, switched_on, torch_dtype
 
 from tunedgemm_quack.library import Library, compiling_for_hopper, kernel_folder
 from tunedgemm_quack.limits import STEP_K, unsupported_splits
@@ -84,19 +85,17 @@ def prepare(load: Callable[[], Library], solution: Solution, shape: Shape, versi
     artifact(_record(kernel, splits, shape, version), lambda: b"compiled", on_disk=True)
 
 
-def bind(load: Callable[[], Library], solution: Solution, shape: Shape, where: torch.device) -> Launcher | Unsupported:
+def bind(load: Callable[[], Library], solution: Solution, shape: Shape, where: torch.device) -> Launcher:
     """Return the launcher of a solution, after the launch of a small product with the same kernel.
 
     That loads the kernel before any capture, and compiles it where `prepare` did not.
 
     Raises:
         LaunchError: the kernel does not compile or run.
+        PluginError: QuACK does not load, or has no such kernel for the shape.
     """
     kernel, splits = resolve(solution, shape)
-    try:
-        library = load()
-    except PluginError as error:
-        return Unsupported(str(error))
+    library = load()
     try:
         with device_context(-1 if where.index is None else where.index):
             plan = _make_plan(library, kernel, splits, shape, where)

@@ -22,7 +22,8 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import PluginError
-from tunedgemm.tools import ForkSafeLock, cache_folder, environment_with, load_fault, private_folder
+from tunedgemm.tools.files import cache_folder, private_folder
+from tunedgemm.tools.launching import ForkSafeLock, environment_with, load_fault
 
 _QUACK, _DSL = "quack-kernels", "nvidia-cutlass-dsl"
 _HINT = "pip install quack-kernels 'nvidia-cutlass-dsl[cu13]'"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import dtype_bits
+from tunedgemm.tools.launching import dtype_bits
 
 OPS = ("a16w16",)
 GFX = "sm_90"

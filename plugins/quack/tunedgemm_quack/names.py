@@ -6,12 +6,11 @@ then the options. The column splitK is the number of splits of K, 0 for none.
 
 from __future__ import annotations
 
-import re
-
 import attrs
 from tunedgemm.plugin import PluginError
+from tunedgemm.tools.tables import KernelName
 
-_NAME = re.compile(r"tile([1-9]\d{0,2})x([1-9]\d{0,2})_cluster([1-9])x([1-9])(_pingpong)?(_swap)?")
+_NAME = KernelName("tile{tile_m}x{tile_n}_cluster{cluster_m}x{cluster_n}[_pingpong?pingpong][_swap?swapped]")
 #: Tiles along M -> the largest tile along N, and its step, of cooperative kernels.
 _COOPERATIVE = {64: (256, 16), 128: (256, 16), 192: (256, 32), 256: (208, 16)}
 _PINGPONG = {64: (256, 16), 128: (208, 16), 192: (128, 16)}
@@ -39,8 +38,7 @@ class KernelConfig:
     @property
     def name(self) -> str:
         """Return the name in a table."""
-        options = "_pingpong" * self.pingpong + "_swap" * self.swapped
-        return f"tile{self.tile_m}x{self.tile_n}_cluster{self.cluster_m}x{self.cluster_n}{options}"
+        return _NAME.write(self)
 
     @property
     def is_valid(self) -> bool:
@@ -55,9 +53,8 @@ def parse_name(name: str) -> KernelConfig:
     Raises:
         PluginError: no kernel has that name.
     """
-    found = _NAME.fullmatch(name)
-    m, n, cluster_m, cluster_n, pingpong, swapped = found.groups() if found else (0,) * 6
-    kernel = KernelConfig(int(m), int(n), int(cluster_m), int(cluster_n), bool(pingpong), bool(swapped))
-    if not kernel.is_valid:
+    fields = _NAME.parse(name)
+    kernel = KernelConfig(**fields) if fields else None
+    if kernel is None or not kernel.is_valid:
         raise PluginError(f"quack: no kernel of that name (got {name!r}); tune the shape again")
     return kernel

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 from tunedgemm.plugin import Device, Shape, Solution
-from tunedgemm.tools import dtype_bits
+from tunedgemm.tools.launching import dtype_bits
 
 from tunedgemm_quack.limits import STEP_K, unsupported_splits
 from tunedgemm_quack.names import KernelConfig

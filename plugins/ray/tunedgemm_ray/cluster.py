@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tunedgemm.plugin import UserError
-from tunedgemm.tools import read_regular
+from tunedgemm.tools.files import read_regular
 
 _log = logging.getLogger("tunedgemm")
 

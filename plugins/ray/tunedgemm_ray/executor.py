@@ -22,7 +22,7 @@ import attrs
 from tunedgemm import __version__
 from tunedgemm.integrations import DeviceLost, Registry, device_tuner
 from tunedgemm.plugin import Op, UserError
-from tunedgemm.tools import Options, Outcome, op_named
+from tunedgemm.tools.tables import Options, Outcome, op_named
 
 from tunedgemm_ray.cluster import connect
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from tunedgemm.plugin import Command, UserError
-from tunedgemm.tools import expanded, open_regular, replace_file
+from tunedgemm.tools.files import expanded, open_regular, replace_file
 
 #: How a page begins; -o replaces no other file.
 _BEGINNING = b"<!doctype html>"

@@ -21,7 +21,7 @@ from typing import Any
 import attrs
 from tunedgemm.analysis.results import Findings, read_findings, trials_path
 from tunedgemm.plugin import TunedGemmError, UserError
-from tunedgemm.tools import Outcome, Planned, Progress
+from tunedgemm.tools.tables import Outcome, Planned, Progress
 
 from tunedgemm_report.document import document
 from tunedgemm_report.liveserver import LiveServer, Resource

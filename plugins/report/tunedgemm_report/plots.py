@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tunedgemm.plugin import UserError
-from tunedgemm.tools import replace_file
+from tunedgemm.tools.files import replace_file
 
 from tunedgemm_report.charts import CONFIG, MOST_SHAPES
 from tunedgemm_report.page import plots, style, vega

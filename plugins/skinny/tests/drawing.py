@@ -9,11 +9,11 @@ import attrs
 import torch
 import tunedgemm
 from hypothesis import strategies as st
-from tunedgemm.plugin import Device, Launcher, Shape, Solution
+from tunedgemm.plugin import Backend, Device, Launcher, Shape, Solution
 from tunedgemm.testing.conformance import Poisoned
 from tunedgemm.testing.launching import output_fault
-from tunedgemm.tools import ARCHITECTURES, ops
-from tunedgemm_skinny import Skinny
+from tunedgemm.tools.launching import ARCHITECTURES
+from tunedgemm.tools.tables import ops
 from tunedgemm_skinny.limits import MAX_ROWS, OPS, OUTPUTS, shuffled_rows, width_of
 
 #: Classes of sizes: small N and K; odd ones; large N; large K.
@@ -107,7 +107,7 @@ def shapes(draw: st.DrawFn, kind: str, room: Room, op: str = "a16w16", dtypes: t
 
 
 @st.composite
-def solutions(draw: st.DrawFn, skinny: Skinny, shape: Shape, device: Device, split: bool | None = None) -> Solution | None:
+def solutions(draw: st.DrawFn, skinny: Backend, shape: Shape, device: Device, split: bool | None = None) -> Solution | None:
     """Draw a listed solution or a neighbour at most three steps away.
 
     None if none has the wanted *split*.
@@ -116,7 +116,7 @@ def solutions(draw: st.DrawFn, skinny: Skinny, shape: Shape, device: Device, spl
     def fitting(listed: Any) -> list[Solution]:
         return [solution for solution in listed if split in (None, solution.split_k > 0)]
 
-    listed = list(skinny.enumerate_solutions(shape, device))
+    listed = list(skinny.solutions(shape, device))
     assert listed, f"{shape}: no solution is listed"
     candidates = fitting(listed) or fitting(near for solution in listed for near in skinny.refine(solution, shape, device))
     chosen = draw(st.sampled_from(candidates)) if candidates else None
@@ -126,7 +126,7 @@ def solutions(draw: st.DrawFn, skinny: Skinny, shape: Shape, device: Device, spl
     return chosen
 
 
-def bound(skinny: Skinny, solution: Solution, shape: Shape, device: Device) -> Launcher:
+def bound(skinny: Backend, solution: Solution, shape: Shape, device: Device) -> Launcher:
     """Bind a listed solution; it must bind."""
     answer = skinny.bind(solution, shape, device)
     assert isinstance(answer, Launcher), f"{shape}: {solution}: {answer}"

@@ -10,10 +10,13 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution, Unsupported, device_of
+from tunedgemm.plugin import Backend, Device, Launcher, LaunchError, Shape, Solution, Unsupported, device_of
 from tunedgemm.testing.conformance import Poisoned
-from tunedgemm.tools import bind_driver, ops, torch_dtype
+from tunedgemm.testing.stand_in import bind_driver
+from tunedgemm.tools.launching import torch_dtype
+from tunedgemm.tools.tables import ops
 from tunedgemm_skinny import Skinny, driver, rtc
+from tunedgemm_skinny import skinny as real
 
 CPU = device_of(-1)
 #: Devices that the CPU emulates, by kind.
@@ -24,23 +27,23 @@ LIBRARIES = {"nvidia": ("nvrtc", "cuda"), "amd": ("hiprtc", "hip")}
 ROUNDING = {"bf16": 2.0**-7, "fp16": 2.0**-10, "fp32": 2.0**-19}
 
 
-def backend(fake: ModuleType, kind: str, host: Device | None = None) -> Skinny:
+def backend(fake: ModuleType, kind: str, host: Device | None = None) -> Backend:
     """Make the backend over private copies of the fake libraries of ``nvidia`` or ``amd``."""
     compiler_name, driver_name = LIBRARIES[kind]
     compiler = rtc.bind_functions(rtc.INTERFACES[kind], str(fake.copy_of(compiler_name)))
     loaded = bind_driver(driver.INTERFACES[kind], str(fake.copy_of(driver_name)))
-    return Skinny(compiler=lambda _: compiler, driver=lambda _: loaded, host=host or HOSTS[kind])
+    return attrs.evolve(real, hooks=Skinny(compiler=lambda _: compiler, driver=lambda _: loaded), host=host or HOSTS[kind])
 
 
-def native(skinny: Skinny) -> Any:
+def native(skinny: Backend) -> Any:
     """Return the fake driver of a backend as a ctypes library, with its functions for tests."""
-    library = ctypes.CDLL(skinny.driver(driver.INTERFACES[skinny.host.kind]).path)
+    library = ctypes.CDLL(skinny.hooks.driver(driver.INTERFACES[skinny.host.kind]).path)
     library.fake_last_reason.restype = ctypes.c_char_p
     library.fake_calls.restype = ctypes.c_long
     return library
 
 
-def reason(skinny: Skinny) -> str:
+def reason(skinny: Backend) -> str:
     """Return why the fake driver last refused a call of this thread."""
     return native(skinny).fake_last_reason().decode()
 
@@ -84,14 +87,14 @@ def case(shape: Shape, seed: int = 0) -> Case:
     return Case(shape, plain, op.reference(shape, operands))
 
 
-def bound(skinny: Skinny, name: str, shape: Shape, split_k: int = 0) -> Launcher:
+def bound(skinny: Backend, name: str, shape: Shape, split_k: int = 0) -> Launcher:
     """Bind a solution; fail with the reason where it is refused."""
     answer = skinny.bind(Solution(skinny.libtype, name, split_k=split_k), shape, CPU)
     assert isinstance(answer, Launcher), f"{shape}: {name}: {answer}"
     return answer
 
 
-def refused(skinny: Skinny, name: str, shape: Shape, split_k: int = 0) -> str:
+def refused(skinny: Backend, name: str, shape: Shape, split_k: int = 0) -> str:
     """Return the reason for which a solution does not bind."""
     answer = skinny.bind(Solution(skinny.libtype, name, split_k=split_k), shape, CPU)
     assert isinstance(answer, Unsupported), f"{shape}: {name} binds"
@@ -101,7 +104,7 @@ def refused(skinny: Skinny, name: str, shape: Shape, split_k: int = 0) -> str:
 same = functools.cache(case)
 
 
-def fault(skinny: Skinny, shape: Shape, name: str, split_k: int = 0, operands: Case | None = None) -> str:
+def fault(skinny: Backend, shape: Shape, name: str, split_k: int = 0, operands: Case | None = None) -> str:
     """Return the fault of a solution: its refusal by bind or launch, or that of its output."""
     answer = skinny.bind(Solution(skinny.libtype, name, split_k=split_k), shape, CPU)
     if not isinstance(answer, Launcher):

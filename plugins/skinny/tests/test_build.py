@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import pytest
 from tunedgemm.plugin import LaunchError, Shape, Solution
-from tunedgemm.tools import ARCHITECTURES
+from tunedgemm.tools.launching import ARCHITECTURES
 from tunedgemm_skinny import rtc
 from tunedgemm_skinny.build import Build, build_of, code, defines, options, source
 from tunedgemm_skinny.names import FAMILIES, Rows, Tiles, Wgmma
@@ -26,7 +26,7 @@ both = pytest.mark.parametrize("skinny", ["nvidia", "amd"], indirect=True)
 
 def compiler(skinny: Any) -> rtc.Compiler:
     """Return the fake compiler of a backend."""
-    return skinny.compiler(rtc.INTERFACES[skinny.host.kind])
+    return skinny.hooks.compiler(rtc.INTERFACES[skinny.host.kind])
 
 
 @pytest.fixture
@@ -239,13 +239,13 @@ def test_bind_uses_what_prepare_compiled(skinny: Any, over: ModuleType, empty: P
         raise AssertionError("it must not be loaded")
 
     shape = Shape("a16w16", 2, 40, 64)
-    solution = next(iter(skinny.enumerate_solutions(shape, over.CPU)))
-    attrs.evolve(skinny, driver=load).prepare(solution, shape, over.CPU)
+    solution = next(iter(skinny.solutions(shape, over.CPU)))
+    attrs.evolve(skinny, hooks=attrs.evolve(skinny.hooks, driver=load)).prepare(solution, shape, over.CPU)
     assert counted(empty) == 1
     assert over.bound(skinny, solution.kernel_name, shape, solution.split_k)
     assert counted(empty) == 1
-    attrs.evolve(skinny, compiler=load).prepare(Solution("skinny", "rows_r0_n1w1x1u1"), shape, over.CPU)
-    attrs.evolve(skinny, compiler=load).prepare(solution, attrs.evolve(shape, m=65), over.CPU)
+    attrs.evolve(skinny, hooks=attrs.evolve(skinny.hooks, compiler=load)).prepare(Solution("skinny", "rows_r0_n1w1x1u1"), shape, over.CPU)
+    attrs.evolve(skinny, hooks=attrs.evolve(skinny.hooks, compiler=load)).prepare(solution, attrs.evolve(shape, m=65), over.CPU)
 
 
 def test_builds_are_values() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tunedgemm.plugin import LaunchError, OutOfResources, Shape
 from tunedgemm.testing.launching import without_extension
-from tunedgemm.tools import Driver
+from tunedgemm.tools.launching import Driver
 from tunedgemm_skinny import driver, launch, rtc
 from tunedgemm_skinny.build import ENTRY, build_of, code
 from tunedgemm_skinny.driver import load_kernel
@@ -51,12 +51,12 @@ def test_a_plan_has_the_arguments_of_args() -> None:
 
 def driver_of(skinny: Any) -> Driver:
     """Return the fake driver of a backend."""
-    return skinny.driver(driver.INTERFACES[skinny.host.kind])
+    return skinny.hooks.driver(driver.INTERFACES[skinny.host.kind])
 
 
 def code_of(skinny: Any, kernel: Rows = KERNEL) -> bytes:
     """Return the code object of a kernel for the backend's device."""
-    return code(build_of(kernel, 1, SMALL, skinny.host.gfx), skinny.compiler(rtc.INTERFACES[skinny.host.kind]))
+    return code(build_of(kernel, 1, SMALL, skinny.host.gfx), skinny.hooks.compiler(rtc.INTERFACES[skinny.host.kind]))
 
 
 @both

@@ -12,7 +12,8 @@ import tunedgemm
 from tunedgemm.plugin import Device, Launcher, Shape, Solution
 from tunedgemm.testing.launching import bind_launcher, fault_of
 from tunedgemm.testing.sharing import differing_calls, fault_of_graphs
-from tunedgemm.tools import ARCHITECTURES, ops
+from tunedgemm.tools.launching import ARCHITECTURES
+from tunedgemm.tools.tables import ops
 from tunedgemm_skinny import skinny
 from tunedgemm_skinny.names import KernelConfig, Rows, Tiles
 from tunedgemm_skinny.resources import unfit
@@ -91,7 +92,7 @@ def test_every_enumerated_solution_is_right_and_repeats_its_bits(fields: dict[st
     """Every solution of each op binds, matches the reference, and gives equal bits twice."""
     shape = shape_of(fields, device)
     given = operands(shape, device)
-    for solution in skinny.enumerate_solutions(shape, device):
+    for solution in skinny.solutions(shape, device):
         launcher = bound(solution, shape, device)
         assert not fault_of(shape, launcher.call(*given), given), solution
         assert not differing_calls(launcher, given, 1), solution

@@ -11,9 +11,8 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from tunedgemm.plugin import LaunchError, OutOfResources, PluginError, Shape, Solution
-from tunedgemm.tools import ARCHITECTURES, semaphores
-from tunedgemm_skinny import Skinny
+from tunedgemm.plugin import Backend, LaunchError, OutOfResources, PluginError, Shape, Solution
+from tunedgemm.tools.launching import ARCHITECTURES, semaphores
 from tunedgemm_skinny.launch import ALIASES
 from tunedgemm_skinny.names import REVISION, KernelConfig, Rows, Tiles, parse_name
 from tunedgemm_skinny.space import enumerate_kernels
@@ -31,14 +30,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def splitting(kernel: KernelConfig, skinny: Skinny) -> tuple[int, int]:
+def splitting(kernel: KernelConfig, skinny: Backend) -> tuple[int, int]:
     """Return (K, splits) of a product in three splits, the last of them ragged."""
     assert skinny.host is not None
     span = kernel.unroll * 8 * ({"nvidia": 32, "amd": 64}[skinny.host.kind] if isinstance(kernel, Rows) else 4)
     return 2 * span + 8, 3
 
 
-def faults_of(skinny: Skinny, over: ModuleType, shape: Shape, solutions: Iterable[Solution]) -> list[str]:
+def faults_of(skinny: Backend, over: ModuleType, shape: Shape, solutions: Iterable[Solution]) -> list[str]:
     """List the solutions whose output is wrong."""
     faults = [(solution, over.fault(skinny, shape, solution.kernel_name, solution.split_k)) for solution in solutions]
     return [f"{shape}: {solution}: {fault}" for solution, fault in faults if fault]
@@ -58,7 +57,7 @@ def test_corners(skinny: Any, over: ModuleType) -> None:
     """The first and the last solution of small, odd and mixed-dtype shapes are right."""
     faults = []
     for shape in CORNERS:
-        solutions = list(skinny.enumerate_solutions(shape, over.CPU))
+        solutions = list(skinny.solutions(shape, over.CPU))
         faults += faults_of(skinny, over, shape, (solutions[0], solutions[-1]))
     assert not faults
 
@@ -85,7 +84,7 @@ def test_other_ops(skinny: Any, over: ModuleType) -> None:
     for shape in OTHERS:
         fp8 = ARCHITECTURES[skinny.host.gfx].fp8
         native = attrs.evolve(shape, dtype=fp8) if shape.dtype.startswith("fp8") else shape
-        solutions = list(skinny.enumerate_solutions(native, over.CPU))
+        solutions = list(skinny.solutions(native, over.CPU))
         split = next((solution for solution in solutions if solution.split_k and not parse_name(solution.kernel_name).cluster), None)
         faults += faults_of(skinny, over, native, filter(None, (solutions[0], split)))
     assert not faults
@@ -282,7 +281,7 @@ def test_a_compiler_that_fails_is_a_launch_error(skinny: Any, over: ModuleType, 
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path))
     monkeypatch.setenv("FAKE_RTC_FAIL", "nothing works")
     with pytest.raises(LaunchError, match="nothing works"):
-        skinny.bind(Solution("skinny", Rows(1, 1, 1, 1).name), Shape("a16w16", 1, 8, 64), over.CPU)
+        skinny.functions["bind"](Solution("skinny", Rows(1, 1, 1, 1).name), Shape("a16w16", 1, 8, 64), over.CPU.limiting(skinny.host))
 
 
 @both
@@ -293,10 +292,13 @@ def test_missing_libraries_are_a_reason(skinny: Any, over: ModuleType) -> None:
         raise PluginError("libnvrtc.so cannot be used: pip install nvidia-cuda-nvrtc")
 
     shape, name = Shape("a16w16", 1, 8, 64), Rows(1, 1, 1, 1).name
-    for backend in (attrs.evolve(skinny, compiler=missing), attrs.evolve(skinny, driver=missing)):
+    for backend in (
+        attrs.evolve(skinny, hooks=attrs.evolve(skinny.hooks, compiler=missing)),
+        attrs.evolve(skinny, hooks=attrs.evolve(skinny.hooks, driver=missing)),
+    ):
         assert "pip install nvidia-cuda-nvrtc" in over.refused(backend, name, shape)
     with pytest.raises(PluginError, match="pip install"):
-        attrs.evolve(skinny, compiler=missing).prepare(Solution("skinny", name), shape, over.CPU)
+        attrs.evolve(skinny, hooks=attrs.evolve(skinny.hooks, compiler=missing)).prepare(Solution("skinny", name), shape, over.CPU)
 
 
 def test_too_few_resources_name_the_kernel(fake: ModuleType, over: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,12 +308,12 @@ def test_too_few_resources_name_the_kernel(fake: ModuleType, over: ModuleType, m
     with monkeypatch.context() as less:
         less.setenv("FAKE_SHARED_BYTES", "50000")
         with pytest.raises(OutOfResources, match=f"skinny {large.name} on sm_90: shared memory of .* bytes refused: cuFuncSetAttribute"):
-            skinny.bind(Solution("skinny", large.name), shape, over.CPU)
+            skinny.functions["bind"](Solution("skinny", large.name), shape, over.CPU.limiting(skinny.host))
     with monkeypatch.context() as less:
         less.setenv("FAKE_REGISTERS", "200")
         wide = Rows(1, 16, 1, 1)
         with pytest.raises(OutOfResources, match=f"skinny {wide.name} on sm_90: .*200 registers each must be at most 320 .got 512"):
-            skinny.bind(Solution("skinny", wide.name), attrs.evolve(shape, m=7), over.CPU)
+            skinny.functions["bind"](Solution("skinny", wide.name), attrs.evolve(shape, m=7), over.CPU.limiting(skinny.host))
 
 
 def test_large_shared_memory_is_used(backends: dict[str, Any], over: ModuleType) -> None:

@@ -16,7 +16,8 @@ import pytest
 import torch
 import tunedgemm
 from tunedgemm.plugin import Device, Shape, Solution, device_of
-from tunedgemm.tools import ops, torch_dtype
+from tunedgemm.tools.launching import torch_dtype
+from tunedgemm.tools.tables import ops
 from tunedgemm_skinny import skinny
 from tunedgemm_skinny.limits import OPS
 

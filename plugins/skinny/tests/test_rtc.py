@@ -53,7 +53,7 @@ def compiler(fake: ModuleType, interface: Interface) -> Compiler:
 
 BUILTINS = """
 import sys
-from tunedgemm.tools import mapped_files
+from tunedgemm.tools.launching import mapped_files
 from tunedgemm_skinny.rtc import NVRTC, bind_functions
 bind_functions(NVRTC, sys.argv[1])
 print(*mapped_files("libmine-builtins"))

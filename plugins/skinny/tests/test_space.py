@@ -9,7 +9,7 @@ import time
 import attrs
 import pytest
 from tunedgemm.plugin import Device, Shape, Solution
-from tunedgemm.tools import ARCHITECTURES
+from tunedgemm.tools.launching import ARCHITECTURES
 from tunedgemm_skinny import skinny
 from tunedgemm_skinny.limits import TILED
 from tunedgemm_skinny.names import REVISION, Rows, Tiles, Wgmma, parse_name
@@ -43,7 +43,7 @@ def test_every_solution_fits(device: Device) -> None:
         if architecture.fp8 or "fp8" not in shape.dtype
     ]
     for shape in (SHAPES + others)[DEVICES.index(device) % 3 :: 3]:
-        solutions = list(skinny.enumerate_solutions(shape, device))
+        solutions = list(skinny.solutions(shape, device))
         assert 0 < len(solutions) <= MOST
         assert len({(solution.kernel_name, solution.split_k) for solution in solutions}) == len(solutions)
         for solution in (*solutions[:9], *solutions[9::7]):
@@ -65,15 +65,15 @@ def test_real_shapes_have_a_few_dozen_solutions_of_every_kind() -> None:
     """Real shapes have dozens of solutions: all families, splits, and rings on NVIDIA."""
     for m in ROWS:
         shape = Shape("a16w16", m, 1280, 8192)
-        names = [solution.kernel_name for solution in skinny.enumerate_solutions(shape, H200)]
+        names = [solution.kernel_name for solution in skinny.solutions(shape, H200)]
         assert 30 <= len(names) <= MOST
         assert any(name.startswith("tiles") for name in names)
         assert any(name.startswith("rows") for name in names) == (m <= 8)
         assert {bool(parse_name(name).stages) for name in names} == {True, False}
-        amd = [parse_name(solution.kernel_name) for solution in skinny.enumerate_solutions(shape, Device("gfx942", 304))]
+        amd = [parse_name(solution.kernel_name) for solution in skinny.solutions(shape, Device("gfx942", 304))]
         assert not any(kernel.stages for kernel in amd)
     narrow = Shape("a16w16", 16, 256, 7168)
-    assert any(solution.split_k > 1 for solution in skinny.enumerate_solutions(narrow, H200))
+    assert any(solution.split_k > 1 for solution in skinny.solutions(narrow, H200))
 
 
 @pytest.mark.cases(
@@ -92,14 +92,14 @@ def test_the_first_solution_is_of_the_fastest_family(shape: Shape, device: Devic
 
     Without wgmma it is of tiles.
     """
-    first = next(iter(skinny.enumerate_solutions(shape, device)))
+    first = next(iter(skinny.solutions(shape, device)))
     assert parse_name(first.kernel_name).family in families.split()
 
 
 def test_every_family_is_listed() -> None:
     """The list has at least six solutions of each family and ten ways to load."""
     for m, n, k in ((1, 7168, 8192), (8, 128, 512), (4, 57344, 8192)):
-        kernels = [parse_name(solution.kernel_name) for solution in skinny.enumerate_solutions(Shape("a16w16", m, n, k), H200)]
+        kernels = [parse_name(solution.kernel_name) for solution in skinny.solutions(Shape("a16w16", m, n, k), H200)]
         assert all(sum(kernel.family == family for kernel in kernels) >= 6 for family in ("rows", "tiles", "wgmma"))
         assert len({(kernel.family, kernel.n_each, kernel.x_shared, kernel.stages > 0, kernel.cluster) for kernel in kernels}) >= 10
 
@@ -120,7 +120,7 @@ def test_a_shape_is_listed_quickly() -> None:
     """A shape is listed within 300 ms of CPU time; it takes 10 to 35 ms."""
     for shape in SHAPES:
         started = time.process_time()
-        list(skinny.enumerate_solutions(shape, H200))
+        list(skinny.solutions(shape, H200))
         assert time.process_time() - started < 0.3
 
 
@@ -128,7 +128,7 @@ def test_importing_loads_neither_torch_nor_a_library() -> None:
     """Solutions of absent devices are listed without torch and numpy."""
     code = (
         "import sys, tunedgemm_skinny\nfrom tunedgemm.plugin import Device, Shape\n"
-        "list(tunedgemm_skinny.skinny.enumerate_solutions(Shape('a16w16', 4, 64, 64), Device('sm_90', 132)))\n"
+        "list(tunedgemm_skinny.skinny.solutions(Shape('a16w16', 4, 64, 64), Device('sm_90', 132)))\n"
         "assert not {'torch', 'numpy'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -143,7 +143,7 @@ def test_neighbours_differ_in_one_parameter_and_fit(device: Device) -> None:
     """
     moved = set()
     for shape in (Shape("a16w16", 4, 7168, 8192), Shape("a16w16", 16, 1280, 8192)):
-        for solution in skinny.enumerate_solutions(shape, device):
+        for solution in skinny.solutions(shape, device):
             own, near = parse_name(solution.kernel_name), list(skinny.refine(solution, shape, device))
             assert near
             assert len(set(near)) == len(near)

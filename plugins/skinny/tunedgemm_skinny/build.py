@@ -11,7 +11,8 @@ from pathlib import Path
 
 import attrs
 from tunedgemm.plugin import LaunchError, Shape
-from tunedgemm.tools import ARCHITECTURES, artifact, scale_order
+from tunedgemm.tools.files import artifact
+from tunedgemm.tools.launching import ARCHITECTURES, scale_order
 
 from tunedgemm_skinny.limits import INPUTS, OUTPUTS, SCALES, batches_of, shuffled_rows, weight_of, x_pieces
 from tunedgemm_skinny.names import KernelConfig

@@ -24,7 +24,7 @@ import operator
 from pathlib import Path
 
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import ARCHITECTURES
+from tunedgemm.tools.launching import ARCHITECTURES
 
 from tunedgemm_skinny.limits import batches_of, depth_of, weight_of, width_of, x_pieces
 from tunedgemm_skinny.names import KernelConfig, Rows

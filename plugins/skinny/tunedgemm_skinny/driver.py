@@ -6,7 +6,7 @@ import functools
 
 import attrs
 from tunedgemm.plugin import LaunchError, OutOfResources
-from tunedgemm.tools import Driver, KernelFunction, driver_interface, load_function
+from tunedgemm.tools.launching import Driver, KernelFunction, driver_interface, load_function
 
 #: Values of ``CUfunction_attribute``; those of ``hipFunction_attribute`` are the same.
 MAX_THREADS, LOCAL_BYTES, REGISTERS = 0, 3, 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tunedgemm.plugin import Device, Shape, Solution
-from tunedgemm.tools import may_guess
+from tunedgemm.tools.launching import may_guess
 
 from tunedgemm_skinny.limits import weight_of
 from tunedgemm_skinny.space import enumerate_solutions

@@ -7,8 +7,8 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.plugin import Device, Launcher, LaunchError, OutOfResources, PluginError, Shape, Solution, Unsupported
-from tunedgemm.tools import (
+from tunedgemm.plugin import Device, Launcher, LaunchError, OutOfResources, PluginError, Shape, Solution
+from tunedgemm.tools.launching import (
     Driver,
     DriverInterface,
     KernelFunction,
@@ -24,7 +24,7 @@ from tunedgemm.tools import (
 from tunedgemm_skinny import rtc
 from tunedgemm_skinny.build import ENTRY, build_of, code
 from tunedgemm_skinny.driver import INTERFACES, load_kernel
-from tunedgemm_skinny.limits import depth_of, supports, x_pieces
+from tunedgemm_skinny.limits import depth_of, x_pieces
 from tunedgemm_skinny.names import KernelConfig, parse_name
 from tunedgemm_skinny.resources import grid_of, partial_bytes, per_split, shared_bytes, threads_of, unfit
 from tunedgemm_skinny.space import enumerate_kernels
@@ -68,8 +68,6 @@ def prepare(compiler: Callable[[rtc.Interface], rtc.Compiler], solution: Solutio
         LaunchError: the kernel does not compile.
         PluginError: no compiler was found.
     """
-    if not supports(shape, device):
-        return
     try:
         kernel, splits = resolve(solution, shape, device)
     except PluginError:  # bind reports it
@@ -83,8 +81,7 @@ def bind(
     solution: Solution,
     shape: Shape,
     device: Device,
-    where: torch.device,
-) -> Launcher | Unsupported:
+) -> Launcher:
     """Return the launcher of a solution for exactly this shape.
 
     Args:
@@ -92,18 +89,15 @@ def bind(
         solution: kernel name and splits.
         shape: shape of every call.
         device: device whose limits apply; its index is -1 where host memory emulates it.
-        where: torch device of the operands.
 
     Raises:
+        PluginError: the solution does not serve the shape, or a library was not found.
         OutOfResources: the kernel needs more threads or shared memory than the device has.
         LaunchError: the kernel does not compile or load.
     """
-    try:
-        kernel, splits = resolve(solution, shape, device)
-        compiled = code(build_of(kernel, splits, shape, device.gfx), compiler(rtc.INTERFACES[device.kind]))
-        driver = drivers(INTERFACES[device.kind])
-    except PluginError as error:
-        return Unsupported(str(error))
+    kernel, splits = resolve(solution, shape, device)
+    compiled = code(build_of(kernel, splits, shape, device.gfx), compiler(rtc.INTERFACES[device.kind]))
+    driver = drivers(INTERFACES[device.kind])
     plan = _plan(kernel, splits, shape, device.gfx)
     try:
         loaded = load_kernel(driver, compiled, ENTRY, device.index)
@@ -121,7 +115,7 @@ def bind(
     make = functools.partial(_split, count=count, nbytes=nbytes) if nbytes else _plain
     if shape.scale != "none":
         make = functools.partial(_scaled, count=count, nbytes=nbytes)
-    return Launcher(on_device(make(launch, on_failure, shape, device.index, where), device.index), workspace_bytes=nbytes)
+    return Launcher(on_device(make(launch, on_failure, shape, device.index, device.torch_device), device.index), workspace_bytes=nbytes)
 
 
 def _plan(kernel: KernelConfig, splits: int, shape: Shape, gfx: str) -> LaunchPlan:

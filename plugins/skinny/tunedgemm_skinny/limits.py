@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import re
 
-from tunedgemm.plugin import Device, Platform, Shape, Unsupported
-from tunedgemm.tools import ARCHITECTURES, dtype_bits
+from tunedgemm.plugin import Device, Platform, Shape
+from tunedgemm.tools.launching import ARCHITECTURES, dtype_bits
 
 #: Families of kernels by what they need: `wgmma` that instruction, `tiles` mma or mfma, `rows`
 #: none. A clang compiles `rows` for RDNA, whose compute units torch counts in pairs.
@@ -102,12 +102,6 @@ def shuffled_rows(layout: str) -> int:
     """
     match = _SHUFFLED.fullmatch(layout)
     return int(match[1]) if match else 0 if layout == "row" else -1
-
-
-def supports(shape: Shape, device: Device) -> bool | Unsupported:
-    """Check whether some kernel serves the shape on the architecture."""
-    reason = unsupported(shape, device)
-    return True if reason is None else Unsupported(reason)
 
 
 def unsupported(shape: Shape, device: Device) -> str | None:

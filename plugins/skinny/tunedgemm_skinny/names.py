@@ -17,11 +17,11 @@ M is not part of a name: it follows from the shape. The width of a load follows 
 from __future__ import annotations
 
 import functools
-import re
 from typing import Any, ClassVar
 
 import attrs
 from tunedgemm.plugin import PluginError
+from tunedgemm.tools.tables import KernelName
 
 #: Raise it, from the first release on, when ``kernels/`` changes what a name means or its speed.
 REVISION = 1
@@ -67,8 +67,7 @@ class _Block:
     @property
     def name(self: Any) -> str:
         """Return the solution name, ``kernelName`` in a table."""
-        parts = f"{self.family}_r{REVISION}_n{self.n_each}w{self.warps_n}x{self.warps_k}u{self.unroll}"
-        return parts + (f"a{self.stages}" if self.stages else "") + "_s" * self.x_shared + "_c" * self.cluster
+        return _FORMS[type(self)].write(self, revision=REVISION)
 
 
 @attrs.frozen(cache_hash=True)
@@ -147,8 +146,9 @@ class Wgmma(_Block):
 #: Parameters that a solution name stands for.
 KernelConfig = Rows | Tiles | Wgmma
 
-_PATTERN = r"_n(?P<n_each>\d+)w(?P<warps_n>\d+)x(?P<warps_k>\d+)u(?P<unroll>\d+)(a(?P<stages>\d+))?(?P<x_shared>_s)?(?P<cluster>_c)?"
 FAMILIES: tuple[type[KernelConfig], ...] = (Rows, Tiles, Wgmma)
+_SIZES, _SHARED = "_r{revision}_n{n_each}w{warps_n}x{warps_k}u{unroll}[a{stages}]", "[_s?x_shared]"
+_FORMS = {kind: KernelName(kind.family + _SIZES + _SHARED * (kind is not Wgmma) + "[_c?cluster]", "revision") for kind in FAMILIES}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -158,17 +158,11 @@ def parse_name(name: str) -> KernelConfig:
     Raises:
         PluginError: this revision has no kernel of that name; the message says why.
     """
-    for family in FAMILIES:
-        match = re.fullmatch(rf"{family.family}_r(?P<revision>\d+){_PATTERN}", name)
-        if match:
-            fields = {key: text for key, text in match.groupdict().items() if text is not None}
-            revision = int(fields.pop("revision"))
-            if revision != REVISION:
+    for family, form in _FORMS.items():
+        if fields := form.parse(name):
+            if (revision := fields.pop("revision")) != REVISION:
                 raise PluginError(f"skinny kernel {name!r}: revision must be {REVISION} (got {revision}); tune again")
-            try:
-                return family(**{key: int(text) if text.isdecimal() else True for key, text in fields.items()})
-            except TypeError:  # wgmma has no _s
-                break
+            return family(**{"stages": 0, **fields})
     raise PluginError(f"skinny has no kernel {name!r}; names look like {EXAMPLES}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tunedgemm.plugin import Shape
-from tunedgemm.tools import ARCHITECTURES
+from tunedgemm.tools.launching import ARCHITECTURES
 
 from tunedgemm_skinny.limits import (
     MAX_SPLITS,

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
-from tunedgemm.tools import ARCHITECTURES
+from tunedgemm.tools.launching import ARCHITECTURES
 
 from tunedgemm_skinny.cost import cost_of
-from tunedgemm_skinny.limits import batches_of, depth_of, supports
+from tunedgemm_skinny.limits import batches_of, depth_of
 from tunedgemm_skinny.names import FAMILIES, KernelConfig, parse_name
 from tunedgemm_skinny.resources import ceil_div, per_split, registers, span_of, threads_of, unfit
 
@@ -52,8 +52,6 @@ _LEAST = 6
 
 def enumerate_kernels(shape: Shape, device: Device) -> Iterator[Candidate]:
     """Yield at most `MOST` kernels that fit, with splits, in the order of `spread`."""
-    if not supports(shape, device):
-        return
     costs: dict[Candidate, float] = {}
     for family in FAMILIES:
         costs |= _search(family, shape, device)
@@ -86,8 +84,6 @@ def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solutio
     try:
         kernel = parse_name(solution.kernel_name)
     except PluginError:
-        return
-    if not supports(shape, device):
         return
     for neighbour, splits in _neighbours(kernel, solution.split_k or 1):
         if is_useful(neighbour, splits, shape, device):

@@ -20,7 +20,9 @@ import torch
 from triton.runtime import interpreter
 from triton.tools.tensor_descriptor import TensorDescriptor
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import ops, plain_weight, torch_dtype
+from tunedgemm.testing.launching import plain_weight
+from tunedgemm.tools.launching import torch_dtype
+from tunedgemm.tools.tables import ops
 from tunedgemm_triton.families import family_of
 from tunedgemm_triton.limits import batches_of
 from tunedgemm_triton.plan import LaunchPlan, Step

@@ -22,7 +22,8 @@ import triton
 from triton.backends.nvidia.driver import CudaDriver
 from triton.tools.tensor_descriptor import TensorDescriptor
 from tunedgemm.plugin import Device, Shape, device_of
-from tunedgemm.tools import ops, plain_weight
+from tunedgemm.testing.launching import plain_weight
+from tunedgemm.tools.tables import ops
 from tunedgemm_triton import launch, loading
 from tunedgemm_triton.families import family_of
 

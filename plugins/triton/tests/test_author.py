@@ -19,7 +19,7 @@ from tunedgemm_triton.jsonfiles import files
 MODULE = """
 import os, time
 import torch
-from tunedgemm.plugin import OutOfResources
+from tunedgemm.plugin import OutOfResources, Unsupported
 from tunedgemm_triton.author import TunedKernel
 
 def launch(values, x, weight, bias=None):
@@ -36,10 +36,10 @@ backend = TunedKernel(
     op="a16w16",
     space={"KIND": ("slow", "quick", "wrong", "dies", "greedy"), "BLOCK": (1,)},
     launch=launch,
-    takes=lambda shape, device: shape.outdtype == shape.dtype and shape.layout == "row" and shape.scale == "none",
+    takes=lambda shape, device: None if (shape.outdtype, shape.layout) == (shape.dtype, "row") else Unsupported("plain"),
     fits=lambda values, shape, device: "" if values["BLOCK"] <= shape.m else "BLOCK is at most M",
     graph_safe=False,
-)
+).backend
 """
 
 
@@ -134,7 +134,7 @@ def _kernel(**changes: object) -> TunedKernel:
         "op": "a16w16",
         "space": {"BLOCK": (16, 32), "FAST": (True, False), "MODE": ("a", "b")},
         "launch": lambda *_: None,
-        "takes": lambda shape, device: shape.m > 1 or Unsupported("one row"),
+        "takes": lambda shape, device: None if shape.m > 1 else Unsupported("one row"),
     }
     return TunedKernel(**{**given, **changes})  # type: ignore[arg-type]
 
@@ -146,24 +146,26 @@ def test_names_have_every_parameter(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Each solution has a unique name, from which its parameters come back with their types."""
     monkeypatch.setenv("TUNEDGEMM_HOME", str(tmp_path))
     kernel = _kernel()
-    listed = kernel.enumerate_solutions(SHAPE, CPU)
+    listed = kernel.backend.solutions(SHAPE, CPU)
     assert len(listed) == len({solution.kernel_name for solution in listed}) == 8
-    assert [kernel.values_of(solution) for solution in listed][:2] == [
+    assert [kernel._values_of(solution) for solution in listed][:2] == [
         {"BLOCK": 16, "FAST": True, "MODE": "a"}, {"BLOCK": 16, "FAST": True, "MODE": "b"},
     ]  # fmt: skip
-    own = kernel.solution({"BLOCK": 64, "FAST": False, "MODE": "c"})
-    assert kernel.values_of(own) == {"BLOCK": 64, "FAST": False, "MODE": "c"}
-    assert kernel.enumerate_solutions(Shape("a16w16", 1, 64, 64), CPU) == []
+    own = kernel._solution({"BLOCK": 64, "FAST": False, "MODE": "c"})
+    assert kernel._values_of(own) == {"BLOCK": 64, "FAST": False, "MODE": "c"}
+    assert kernel.backend.solutions(Shape("a16w16", 1, 64, 64), CPU) == []
 
 
 def test_other_revisions_are_refused() -> None:
     """A row of an earlier revision or of another kernel is not launched."""
     kernel = _kernel(revision=2)
     for name in ("mine_r1;BLOCK=16;FAST=True;MODE=a", "other_r2;BLOCK=16", "auto"):
-        answer = kernel.bind(Solution("mine", name), SHAPE, CPU)
+        answer = kernel.backend.bind(Solution("mine", name), SHAPE, CPU)
         assert isinstance(answer, Unsupported)
         assert "in revision 2" in str(answer)
-    assert str(kernel.bind(kernel.solution({"BLOCK": 16, "FAST": True, "MODE": "a"}), Shape("a16w16", 1, 64, 64), CPU)) == "one row"
+    assert (
+        str(kernel.backend.bind(kernel._solution({"BLOCK": 16, "FAST": True, "MODE": "a"}), Shape("a16w16", 1, 64, 64), CPU)) == "one row"
+    )
 
 
 WRONG = [

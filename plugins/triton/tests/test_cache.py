@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from triton import knobs
-from tunedgemm.tools import UntrustedError, cache_folder
+from tunedgemm.tools.files import cache_folder
 from tunedgemm_triton import build
 from tunedgemm_triton.build import triton_cache
 from tunedgemm_triton.cache import PrivateCache
@@ -71,7 +71,7 @@ def test_a_folder_that_others_may_write_is_refused() -> None:
     """A program's folder that others may write is an error with its name."""
     stored()
     (cache_folder() / "triton" / "KEY").chmod(0o777)
-    with pytest.raises(UntrustedError, match=r"KEY: writable by others \(got mode 0777\)"):
+    with pytest.raises(OSError, match=r"KEY: writable by others \(got mode 0777\)"):
         PrivateCache("KEY")
 
 

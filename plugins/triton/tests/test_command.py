@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import pytest
 from tunedgemm.plugin import Shape, Solution, UserError
-from tunedgemm.tools import Row, op_named, read_rows, upsert
+from tunedgemm.tools.tables import Row, op_named, read_rows, upsert
 from tunedgemm_triton import command
 from tunedgemm_triton.jsonfiles import files, tune
 from tunedgemm_triton.jsonfiles.dialect import dialect_of

@@ -42,7 +42,7 @@ def test_the_kernel_of_few_rows_was_faster_than_torchs(file: str, like: Shape, p
     """The kernel of an untuned call was faster than torch's in each timed product of the class."""
     gains = []
     for shape, own in read_times(RESULTS / file, like).items():
-        if shape.m == like.m and (solution := tunedgemm_triton.heuristic_fallback(shape, H200)):
+        if shape.m == like.m and (solution := tunedgemm_triton.triton.heuristic_fallback(shape, H200)):
             torchs = min(us for (libtype, *_), us in own.items() if libtype == "torch")
             gains.append(torchs / own["triton", solution.kernel_name, solution.split_k])
     assert len(gains) == products
@@ -60,32 +60,32 @@ FP8_CHANGES = ({"m": 2}, {"n": 2048}, {"scale": "tensor"}, {"dtype": "int8"}, {"
 def test_both_types_of_16_bits_are_served() -> None:
     """The smallest product of the class gets a kernel in bf16 and fp16."""
     for dtype in ("bf16", "fp16"):
-        assert tunedgemm_triton.heuristic_fallback(attrs.evolve(ONE_ROW, n=2560, dtype=dtype, outdtype=dtype), H200)
+        assert tunedgemm_triton.triton.heuristic_fallback(attrs.evolve(ONE_ROW, n=2560, dtype=dtype, outdtype=dtype), H200)
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_other_calls_are_left_to_torch(change: dict[str, Any]) -> None:
     """Unmeasured and slower classes get no kernel."""
     shape = attrs.evolve(ONE_ROW, **{"n": 4096, **change})
-    assert tunedgemm_triton.heuristic_fallback(shape, H200) is None
+    assert tunedgemm_triton.triton.heuristic_fallback(shape, H200) is None
 
 
 @pytest.mark.parametrize("change", FP8_CHANGES, ids=str)
 def test_other_calls_of_8_bits_are_left_to_others(change: dict[str, Any]) -> None:
     """In fp8 only large weights with scales by row get a kernel."""
-    assert tunedgemm_triton.heuristic_fallback(attrs.evolve(FP8, **change), H200) is None
+    assert tunedgemm_triton.triton.heuristic_fallback(attrs.evolve(FP8, **change), H200) is None
 
 
 @pytest.mark.parametrize("gfx", ["sm_80", "gfx942"])
 def test_other_devices_get_no_kernel(gfx: str) -> None:
     """The gain was measured on Hopper alone."""
-    assert tunedgemm_triton.heuristic_fallback(ONE_ROW, Device(gfx, 132)) is None
+    assert tunedgemm_triton.triton.heuristic_fallback(ONE_ROW, Device(gfx, 132)) is None
 
 
 @pytest.mark.parametrize("device", UNMEASURED, ids=str)
 def test_devices_of_an_unmeasured_class_are_left_to_torch(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
     """Other counts of multiprocessors and unknown products get a kernel if the user lists libtypes."""
     monkeypatch.delenv("TUNEDGEMM_FALLBACK", raising=False)
-    assert tunedgemm_triton.heuristic_fallback(ONE_ROW, device) is None
+    assert tunedgemm_triton.triton.heuristic_fallback(ONE_ROW, device) is None
     monkeypatch.setenv("TUNEDGEMM_FALLBACK", "triton")
-    assert tunedgemm_triton.heuristic_fallback(ONE_ROW, device)
+    assert tunedgemm_triton.triton.heuristic_fallback(ONE_ROW, device)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tunedgemm.plugin import Device, Shape, UserError
-from tunedgemm.tools import ops
-from tunedgemm_triton import supports
+from tunedgemm.tools.tables import ops
+from tunedgemm_triton.families import unsupported
 from tunedgemm_triton.jsonfiles import entries, files
 from tunedgemm_triton.jsonfiles.dialect import OURS
 from tunedgemm_triton.names import Gemm, parse_name
@@ -35,7 +35,7 @@ def test_every_solution_survives_its_entry(gfx: str) -> None:
     device, count = Device(gfx, 120), 0
     for op in OURS.ops:
         for shape in (*ops()[op].examples, *ops()[op].large, *(PLAIN_SHAPES if op == "a16w16" else ())):
-            if not shape.m or not supports(shape, device):
+            if not shape.m or unsupported(shape, device):
                 continue
             for solution in OURS.listed(shape, device):
                 entry = json.loads(json.dumps(OURS.entry_of(solution, shape, gfx)))

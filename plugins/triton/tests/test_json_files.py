@@ -12,7 +12,7 @@ import pytest
 import tunedgemm
 import tunedgemm_triton
 from tunedgemm.plugin import Device, Shape, Solution, UserError
-from tunedgemm.tools import ops
+from tunedgemm.tools.tables import ops
 from tunedgemm_triton import heuristic, launch
 from tunedgemm_triton.families import family_of
 from tunedgemm_triton.jsonfiles import files
@@ -48,7 +48,7 @@ def _put(folder: Path, name: Name | str, block_n: int, key: str = "any") -> None
 
 
 def _chosen(shape: Shape = SHAPE, device: Device = H200) -> str:
-    solution = tunedgemm_triton.heuristic_fallback(shape, device)
+    solution = tunedgemm_triton.triton.heuristic_fallback(shape, device)
     return solution.kernel_name if solution else ""
 
 
@@ -121,8 +121,8 @@ def test_auto_means_the_choice(home: Path) -> None:
     assert heuristic.resolve(auto, SHAPE, H200).kernel_name == _kernel(32) != guess.kernel_name
     for alias in ("triton", "gluon", ""):
         assert heuristic.resolve(Solution("triton", alias), SHAPE, H200).kernel_name == _kernel(32)
-        assert tunedgemm_triton.lacks(Solution("triton", alias), SHAPE, H200) == ""
-    assert next(iter(tunedgemm_triton.enumerate_solutions(SHAPE, H200))).kernel_name == _kernel(32)
+        assert tunedgemm_triton.triton.lacks(Solution("triton", alias), SHAPE, H200) == ""
+    assert next(iter(tunedgemm_triton.triton.solutions(SHAPE, H200))).kernel_name == _kernel(32)
     mx = Shape("a4w4_blockscale", 100, 4096, 1024, "fp4x2", "bf16", scale="block")
     _put(home, Name("sm_90", "GEMM-AFP4WFP4"), 32)
     kernel, split = launch.parse_solution(family_of(mx.op), auto, mx, H200)
@@ -163,7 +163,7 @@ def test_explain_names_the_file_and_the_bucket_of_a_row(home: Path, tmp_path: Pa
     gemm.load_config(table)
     for line, shape in ((2, SHAPE), (3, attrs.evolve(SHAPE, k=2048))):
         (home / "sm_90-GEMM-A16W16.json").unlink(missing_ok=True)
-        first = next(iter(tunedgemm_triton.enumerate_solutions(shape, H200)))
+        first = next(iter(tunedgemm_triton.triton.solutions(shape, H200)))
         assert f"no JSON file has a bucket for it; the first listed: {first}" in str(gemm.dispatcher.explain(shape, H200))
         _put(home, Name("sm_90", "GEMM-A16W16"), 32, key="M_LEQ_128")
         explained = str(gemm.dispatcher.explain(shape, H200))

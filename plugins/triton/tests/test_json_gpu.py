@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tunedgemm.plugin import Launcher, Shape, Solution, device_of
-from tunedgemm.tools import ops
+from tunedgemm.tools.tables import ops
 from tunedgemm_triton import heuristic, launch
 from tunedgemm_triton.jsonfiles import buckets, files
 from tunedgemm_triton.jsonfiles.dialect import OURS

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tunedgemm.plugin import Device, Shape, Solution, UserError
 from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
 from tunedgemm.testing.replay import Samples
-from tunedgemm.tools import Options, Outcome, Planned, Row, ops, upsert
+from tunedgemm.tools.tables import Options, Outcome, Planned, Row, ops, upsert
 from tunedgemm_triton.jsonfiles import buckets, entries, export, files, space, tune
 from tunedgemm_triton.jsonfiles.dialect import OURS
 from tunedgemm_triton.jsonfiles.tune import Request
@@ -42,16 +42,16 @@ DIALECT = attrs.evolve(
     solution_of=lambda entry, shape, _: OURS.solution_of(entry, shape, H200),
     fits=lambda solution, shape, _: OURS.fits(solution, shape, H200),
     listed=lambda shape, _: list(OURS.listed(shape, H200))[:5],
-    supports=lambda shape, _: OURS.supports(shape, H200),
+    unsupported=lambda shape, _: OURS.unsupported(shape, H200),
 )
 
 
 def _bench_of(call: Callable[..., Any] = exact, op: str = "a16w16") -> dict[str, Any]:
     def listed(shape: Shape, device: Device) -> list[Solution]:
-        user_space = space.enumerate_current(DIALECT, shape, device, True)
+        user_space = space.enumerate_current(DIALECT, shape, device)
         return list(DIALECT.listed(shape, device) if user_space is None else user_space)
 
-    return {"registry": fake_registry(fake_backend("triton", ops=[op], solutions=listed, call=call)), "bench": _bench}
+    return {"registry": fake_registry(fake_backend("triton", ops=(op,), solutions=listed, call=call)), "bench": _bench}
 
 
 def _request(folder: Path, **changes: Any) -> Request:
@@ -289,7 +289,7 @@ def test_the_flag_of_tune_selects_a_space_for_every_process(tmp_path: Path, monk
     """The flag's value is a file's absolute path or AITER's name; a missing file is an error."""
     (tmp_path / "space.json").write_text('{"BLOCK_SIZE_M": [64]}')
     monkeypatch.chdir(tmp_path)
-    (option,) = tunedgemm_triton.OPTIONS
+    (option,) = tunedgemm_triton.triton.options
     assert option.flag == "--triton-space"
     assert [option.kind(text) for text in ("space.json", "aiter", "")] == [str(tmp_path / "space.json"), "aiter", ""]
     with pytest.raises(UserError, match="cannot be read"):

@@ -9,11 +9,11 @@ from typing import Any
 import attrs
 import pytest
 from tunedgemm.plugin import Device, Launcher, OutOfResources, Shape, Solution, Unsupported, device_of
-from tunedgemm.testing.launching import bind_launcher, draw_operands
+from tunedgemm.testing.launching import bind_launcher, draw_operands, plain_weight
 from tunedgemm.testing.sharing import fault_of_graphs, fault_of_threads
-from tunedgemm.tools import ops, plain_weight
+from tunedgemm.tools.tables import ops
 from tunedgemm_triton import launch
-from tunedgemm_triton.families import family_of, supports
+from tunedgemm_triton.families import family_of, unsupported
 from tunedgemm_triton.limits import batches_of
 from tunedgemm_triton.plan import LaunchPlan
 
@@ -173,7 +173,7 @@ def _faults(shapes: list[Shape], device: Device, least: int) -> list[str]:
     """
     faults = []
     for shape in shapes:
-        if not supports(shape, device):
+        if unsupported(shape, device):
             continue
         operands, ran = _operands(shape, device), 0
         plain = tuple(map(plain_weight, operands))
@@ -258,7 +258,7 @@ class TestOnGpu:
         """A graph does not hold the routing: idle experts, ids of no expert and new hidden states
         stay right.
         """
-        for shape in (attrs.evolve(shape, m=min(shape.m, 8)) for shape in ROUTED if supports(shape, device)):
+        for shape in (attrs.evolve(shape, m=min(shape.m, 8)) for shape in ROUTED if not unsupported(shape, device)):
             family = family_of("fmoe")
             listed = family.enumerate_solutions(shape, device)
             launcher = _bound(next(one for one in listed if family.parse_name(one.kernel_name).alone is alone), shape, device)
@@ -304,8 +304,8 @@ class TestOnGpu:
         values.
         """
         shape = MOE[6]
-        if not supports(shape, device):
-            pytest.skip(str(supports(shape, device)))
+        if unsupported(shape, device):
+            pytest.skip(str(unsupported(shape, device)))
         launcher, operands = _bound(Solution("triton", "auto"), shape, device), _operands(shape, device)
         one, other = (torch.tensor([value], device=device.torch_device) for value in (0.02, 0.05))
         for scales in ((one, other), (one, None), (None, other), (None, None), (one,)):
@@ -339,10 +339,3 @@ class TestOnGpu:
         foreign = launch.bind(Solution("triton", "gemm_r0_m16n64k64_g1_w4s2"), Shape("a16w16", 8, 512, 1024), device)
         assert isinstance(foreign, Unsupported)
         assert "revision" in foreign.reason
-
-
-def test_an_absent_device_is_refused_with_a_reason() -> None:
-    """`bind` answers Unsupported for a device that is only described."""
-    absent = launch.bind(Solution("triton", "auto"), Shape("a16w16", 8, 512, 1024), Device("gfx942", 304))
-    assert isinstance(absent, Unsupported)
-    assert "not present" in absent.reason

@@ -7,7 +7,7 @@ import itertools
 import attrs
 import pytest
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import ops
+from tunedgemm.tools.tables import ops
 from tunedgemm_triton import moe
 from tunedgemm_triton.families import FAMILIES, family_of
 from tunedgemm_triton.moe.names import parse_name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import ops
+from tunedgemm.tools.tables import ops
 from tunedgemm_triton.families import family_of
 from tunedgemm_triton.names import Streamk
 from tunedgemm_triton.resources import grid_of, partial_bytes, resident

@@ -9,12 +9,12 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, UserError, hookimpl
-from tunedgemm.tools import on_device
+from tunedgemm.plugin import Backend, Device, Launcher, Shape, Solution, Unsupported, UserError, hookimpl
+from tunedgemm.tools.launching import on_device
 
 from tunedgemm_triton.heuristic import solution_from_file
 from tunedgemm_triton.jsonfiles import space as json_space
@@ -31,14 +31,14 @@ def _always_fits(values: Values, shape: Shape, device: Device) -> str:
 
 @attrs.frozen(eq=False)
 class TunedKernel:
-    """Backend of one kernel; register the object itself in the group ``tunedgemm.backends``.
+    """Hooks of one kernel; register its `backend` in the group ``tunedgemm.backends``.
 
     Attributes:
         libtype: the backend's name, that of the entry point.
         op: the op that it computes.
         space: parameter -> its values, the usual ones first; the tuner times their product.
         launch: (parameters, *operands) -> a new output.
-        takes: (shape, device) -> True, or Unsupported with a reason.
+        takes: (shape, device) -> None, or Unsupported with a reason.
         fits: (parameters, shape, device) -> why these cannot serve, or an empty text.
         revision: raise it whenever the kernel's source changes, so that earlier results are not
             used.
@@ -50,19 +50,17 @@ class TunedKernel:
     op: str
     space: Mapping[str, tuple[Any, ...]]
     launch: Callable[..., Any]
-    takes: Callable[[Shape, Device], bool | Unsupported]
+    takes: Callable[[Shape, Device], Unsupported | None]
     fits: Callable[[Values, Shape, Device], str] = _always_fits
     revision: int = 1
     graph_safe: bool = True
     deterministic: bool = True
     batch_invariant: bool = False
 
-    @property
-    def OPS(self) -> tuple[str, ...]:
-        """Return the op, in the form of a backend's attribute."""
-        return (self.op,)
-
-    OPTIONS = (json_space.OPTION,)
+    @functools.cached_property
+    def backend(self) -> Backend:
+        """Return the record to register."""
+        return Backend(self.libtype, self, ops=(self.op,), options=(json_space.OPTION,))
 
     @functools.cached_property
     def dialect(self) -> Dialect:
@@ -73,42 +71,34 @@ class TunedKernel:
             ops=(self.op,),
             tags={tag: self.op},
             tag_of=lambda _: tag,
-            entry_of=lambda solution, *_: dict(self.values_of(solution)),
+            entry_of=lambda solution, *_: dict(self._values_of(solution)),
             unused_of=lambda entry, _: self._checked(entry) and (),
             solution_of=self._solution_of,
-            fits=lambda solution, shape, device: not self.fits(self.values_of(solution), shape, device),
-            supports=self.takes,
-            listed=self.listed,
+            fits=lambda solution, shape, device: not self.fits(self._values_of(solution), shape, device),
+            unsupported=lambda shape, device: str(self.takes(shape, device) or ""),
+            listed=self._listed,
         )
 
     @hookimpl
-    def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
+    def supports(self, shape: Shape, device: Device) -> Unsupported | None:
         """Return the answer of the author's function."""
         return self.takes(shape, device)
 
     @hookimpl
     def enumerate_solutions(self, shape: Shape, device: Device) -> list[Solution]:
         """Return the space, a JSON file's choice first; or the user's search space."""
-        user_space = json_space.enumerate_current(self.dialect, shape, device, self.takes(shape, device))
+        user_space = json_space.enumerate_current(self.dialect, shape, device)
         if user_space is not None:
             return list(user_space)
         first = solution_from_file(self.dialect, shape, device)
-        return list(dict.fromkeys([*([first] if first else []), *self.listed(shape, device)]))
+        return list(dict.fromkeys([*([first] if first else []), *self._listed(shape, device)]))
 
-    def listed(self, shape: Shape, device: Device) -> Iterator[Solution]:
+    def _listed(self, shape: Shape, device: Device) -> Iterator[Solution]:
         """Yield the author's space without parameters that cannot serve."""
-        if not self.takes(shape, device):
-            return
         for choice in itertools.product(*self.space.values()):
             values = dict(zip(self.space, choice, strict=True))
             if not self.fits(values, shape, device):
-                yield self.solution(values)
-
-    @hookimpl
-    def refine(self, solution: Solution, shape: Shape, device: Device) -> Iterable[Solution]:
-        """Return nothing: the tuner times the whole space."""
-        del solution, shape, device
-        return ()
+                yield self._solution(values)
 
     @hookimpl
     def heuristic_fallback(self, shape: Shape, device: Device) -> Solution | None:
@@ -118,11 +108,8 @@ class TunedKernel:
     @hookimpl
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
         """Return the kernel with the solution's parameters; Triton compiles at the first call."""
-        answer = self.takes(shape, device)
-        if isinstance(answer, Unsupported):
-            return answer
         try:
-            values = self.values_of(solution)
+            values = self._values_of(solution)
         except UserError as error:
             return Unsupported(str(error))
         if reason := self.fits(values, shape, device):
@@ -130,13 +117,13 @@ class TunedKernel:
         launch = self.launch
         return Launcher(on_device(lambda *operands: launch(values, *operands), device.index), graph_safe=self.graph_safe)
 
-    def solution(self, values: Values) -> Solution:
+    def _solution(self, values: Values) -> Solution:
         """Return the solution of parameters; its kernelName has them all."""
         text = ";".join(f"{name}={value}" for name, value in values.items())
         claims = {"deterministic": self.deterministic, "batch_invariant": self.batch_invariant}
         return Solution(self.libtype, f"{self.libtype}_r{self.revision};{text}", **claims)
 
-    def values_of(self, solution: Solution) -> Values:
+    def _values_of(self, solution: Solution) -> Values:
         """Return the parameters of a solution.
 
         Raises:
@@ -168,7 +155,7 @@ class TunedKernel:
     def _solution_of(self, entry: Entry, shape: Shape, device: Device) -> tuple[Solution | None, tuple[str, ...]]:
         values = self._checked(entry)
         reason = self.fits(values, shape, device)
-        return (None, (reason,)) if reason else (self.solution(values), ())
+        return (None, (reason,)) if reason else (self._solution(values), ())
 
 
 def _value(text: str) -> Any:

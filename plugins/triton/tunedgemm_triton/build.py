@@ -23,7 +23,8 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import LaunchError, PluginError
-from tunedgemm.tools import ARCHITECTURES, ForkSafeLock, cache_folder, private_folder
+from tunedgemm.tools.files import cache_folder, private_folder
+from tunedgemm.tools.launching import ARCHITECTURES, ForkSafeLock
 
 #: Triton's names of our dtypes.
 TYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "int8": "i8", "fp8_e4m3fn": "fp8e4nv", "fp8_e4m3fnuz": "fp8e4b8"}

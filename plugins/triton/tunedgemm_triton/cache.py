@@ -8,7 +8,7 @@ from pathlib import Path
 
 from triton import knobs
 from triton.runtime.cache import FileCacheManager
-from tunedgemm.tools import make_private
+from tunedgemm.tools.files import private_folder
 
 
 class PrivateCache(FileCacheManager):  # type: ignore[misc]
@@ -16,7 +16,7 @@ class PrivateCache(FileCacheManager):  # type: ignore[misc]
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
         if not override and not dump:
-            make_private(Path(knobs.cache.dir, key))
+            private_folder(str(Path(knobs.cache.dir, key)))
         super().__init__(key, override, dump)
 
     def has_file(self, filename: str) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tunedgemm.plugin import Command, UserError
-from tunedgemm.tools import expanded
+from tunedgemm.tools.files import expanded
 
 from tunedgemm_triton.jsonfiles import buckets, files, space
 
@@ -134,7 +134,7 @@ def _columns(arguments: argparse.Namespace, op: Any) -> dict[str, str]:
 
 
 def _tune(arguments: argparse.Namespace) -> int:
-    from tunedgemm.tools import Options, Progress, console, op_named, summary
+    from tunedgemm.tools.tables import Options, Progress, console, op_named, summary
 
     from tunedgemm_triton.jsonfiles.dialect import dialect_of
     from tunedgemm_triton.jsonfiles.tune import Request, run
@@ -213,7 +213,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
 def _to_files(arguments: argparse.Namespace) -> int:
     """Convert tuned tables to JSON files."""
-    from tunedgemm.tools import op_named, read_rows
+    from tunedgemm.tools.tables import op_named, read_rows
 
     from tunedgemm_triton.jsonfiles import export
     from tunedgemm_triton.jsonfiles.dialect import dialect_of
@@ -249,7 +249,7 @@ def _to_files(arguments: argparse.Namespace) -> int:
 
 def _to_table(arguments: argparse.Namespace) -> int:
     """Convert JSON files to rows of a table."""
-    from tunedgemm.tools import op_named, upsert
+    from tunedgemm.tools.tables import op_named, upsert
 
     from tunedgemm_triton.jsonfiles import export
     from tunedgemm_triton.jsonfiles.dialect import dialect_of, sizes_of

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import ARCHITECTURES
+from tunedgemm.tools.launching import ARCHITECTURES
 
 from tunedgemm_triton.limits import batches_of, width_of
 from tunedgemm_triton.names import Gemm, KernelConfig, Tma

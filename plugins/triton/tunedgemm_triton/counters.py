@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.tools import ForkSafeLock
+from tunedgemm.tools.launching import ForkSafeLock
 
 from tunedgemm_triton.limits import MAX_TILES
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import Device, Platform, Shape, Solution, Unsupported
-from tunedgemm.tools import ARCHITECTURES
+from tunedgemm.plugin import Device, Platform, Shape, Solution
+from tunedgemm.tools.launching import ARCHITECTURES
 
 from tunedgemm_triton import installed, limits, names, plan, resources, space
 from tunedgemm_triton.moe import names as moe_names
@@ -97,9 +97,3 @@ def family_of(op: str) -> OpFamily:
 def unsupported(shape: Shape, device: Device) -> str | None:
     """Return why no kernel takes the shape on the architecture with the installed Triton, or None."""
     return family_of(shape.op).unsupported(shape, device) or installed.fault() or None
-
-
-def supports(shape: Shape, device: Device) -> bool | Unsupported:
-    """Return True, or why no kernel takes the shape."""
-    reason = unsupported(shape, device)
-    return Unsupported(reason) if reason else True

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution, UserError
-from tunedgemm.tools import may_guess, warn_once
+from tunedgemm.tools.launching import may_guess, warn_once
 
 from tunedgemm_triton.jsonfiles import buckets, files
 from tunedgemm_triton.jsonfiles.dialect import OURS, Dialect, sizes_of

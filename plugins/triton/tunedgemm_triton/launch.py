@@ -14,10 +14,11 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import Device, Launcher, PluginError, Shape, Solution, Unsupported
-from tunedgemm.tools import on_device, ops, torch_dtype
+from tunedgemm.tools.launching import on_device, torch_dtype
+from tunedgemm.tools.tables import ops
 
 from tunedgemm_triton.counters import counters_of
-from tunedgemm_triton.families import OpFamily, family_of, unsupported
+from tunedgemm_triton.families import OpFamily, family_of
 from tunedgemm_triton.heuristic import resolve
 from tunedgemm_triton.limits import batches_of
 from tunedgemm_triton.loading import Described, KernelFunction, load
@@ -42,8 +43,8 @@ def prepare(solution: Solution, shape: Shape, device: Device) -> None:
     """
     family = family_of(shape.op)
     kernel, split_k = parse_solution(family, solution, shape, device)
-    # `bind` refuses these with a reason, so they need no compile.
-    if unsupported(shape, device) or family.unfit(kernel, split_k, shape, device):
+    # `bind` refuses it with a reason, so it needs no compile.
+    if family.unfit(kernel, split_k, shape, device):
         return
     for program in dict.fromkeys(step.program for step in family.plan_of(kernel, split_k, shape, device).steps):
         program.compile(device.gfx)
@@ -57,10 +58,6 @@ def bind(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsuppo
         LaunchError: the kernel does not compile.
     """
     family = family_of(shape.op)
-    if reason := unsupported(shape, device):
-        return Unsupported(reason)
-    if device.index < 0:
-        return Unsupported(f"device: not present (got {device})")
     if reason := unfit(solution, shape, device):
         return Unsupported(reason)
     kernel, split_k = parse_solution(family, solution, shape, device)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import attrs
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import ARCHITECTURES, dtype_bits
+from tunedgemm.tools.launching import ARCHITECTURES, dtype_bits
 
 from tunedgemm_triton import installed
 

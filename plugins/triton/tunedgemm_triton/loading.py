@@ -18,7 +18,7 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import OutOfResources
-from tunedgemm.tools import ARCHITECTURES, warn_once
+from tunedgemm.tools.launching import ARCHITECTURES, warn_once
 
 from tunedgemm_triton import installed
 from tunedgemm_triton.build import Program, triton_cache

@@ -14,11 +14,11 @@ A name has neither op nor dtype nor scales: the shape decides which program it b
 from __future__ import annotations
 
 import functools
-import re
 from typing import Any, ClassVar
 
 import attrs
 from tunedgemm.plugin import PluginError
+from tunedgemm.tools.tables import KernelName
 
 #: Raise a family's number whenever its source changes what a name means or its speed.
 REVISIONS = {"gemv": 1, "gemm": 1, "tma": 1, "tma_halves": 2, "streamk": 1}
@@ -73,14 +73,12 @@ class Gemv:
     @property
     def name(self) -> str:
         """Return the text of ``kernelName``."""
-        tile = f"m{self.rows}n{self.block_n}k{self.block_k}u{self.unroll}"
-        return f"gemv_r{REVISIONS['gemv']}_{tile}_w{self.warps}s{self.stages}"
+        return name_of(self)
 
 
-def _tile(kernel: Any) -> str:
-    """Return the name of a tile kernel before its flags, as `_TILE` parses it."""
-    sizes = f"m{kernel.block_m}n{kernel.block_n}k{kernel.block_k}_g{kernel.group_m}_w{kernel.warps}s{kernel.stages}"
-    return f"{kernel.family}_r{REVISIONS[function_of(kernel)]}_{sizes}"
+def name_of(kernel: Any) -> str:
+    """Return the text of ``kernelName``."""
+    return FAMILIES[kernel.family].form.write(kernel, revision=REVISIONS[function_of(kernel)])
 
 
 def function_of(kernel: Any) -> str:
@@ -112,12 +110,7 @@ class Gemm:
     @property
     def name(self) -> str:
         """Return the text of ``kernelName``."""
-        flags = "_t" * self.swap
-        flags += f"_i{self.nonkdim}" if self.nonkdim else ""
-        flags += f"_p{self.kpack}" if self.kpack > 1 else ""
-        flags += f"_e{self.waves}" if self.waves else ""
-        flags += "_c" * self.stream
-        return _tile(self) + flags
+        return name_of(self)
 
 
 @attrs.frozen(cache_hash=True)
@@ -137,8 +130,7 @@ class Tma:
     @property
     def name(self) -> str:
         """Return the text of ``kernelName``."""
-        flags = "_t" * self.swap + "_ws" * self.specialize
-        return _tile(self) + flags
+        return name_of(self)
 
 
 @attrs.frozen(cache_hash=True)
@@ -156,36 +148,37 @@ class Streamk:
     @property
     def name(self) -> str:
         """Return the text of ``kernelName``."""
-        return _tile(self)
+        return name_of(self)
 
 
 #: The parameters that a solution name stands for.
 KernelConfig = Gemv | Gemm | Tma | Streamk
 
-_TILE = r"_m(?P<block_m>\d+)n(?P<block_n>\d+)k(?P<block_k>\d+)_g(?P<group_m>\d+)_w(?P<warps>\d+)s(?P<stages>\d+)"
+_TILE = "_r{revision}_m{block_m}n{block_n}k{block_k}_g{group_m}_w{warps}s{stages}"
 
 
 @attrs.frozen
 class NamePattern:
-    """How names of one family are parsed.
+    """How one family is named.
 
     Attributes:
         kind: class of the parameters.
-        pattern: the name after the revision; groups are named as the parameters, a flag's text
-            begins with ``_``.
+        form: of its names.
         module: file in ``kernels`` whose function has the family's name.
     """
 
     kind: type[KernelConfig]
-    pattern: str
+    form: KernelName
     module: str
 
 
 FAMILIES: dict[str, NamePattern] = {
-    "gemv": NamePattern(Gemv, r"_m(?P<rows>\d+)n(?P<block_n>\d+)k(?P<block_k>\d+)u(?P<unroll>\d+)_w(?P<warps>\d+)s(?P<stages>\d+)", "gemv"),
-    "gemm": NamePattern(Gemm, _TILE + r"(?P<swap>_t)?(_i(?P<nonkdim>\d+))?(_p(?P<kpack>\d+))?(_e(?P<waves>\d+))?(?P<stream>_c)?", "gemm"),
-    "tma": NamePattern(Tma, _TILE + r"(?P<swap>_t)?(?P<specialize>_ws)?", "persistent"),
-    "streamk": NamePattern(Streamk, _TILE, "streamk"),
+    "gemv": NamePattern(Gemv, KernelName("gemv_r{revision}_m{rows}n{block_n}k{block_k}u{unroll}_w{warps}s{stages}", "revision"), "gemv"),
+    "gemm": NamePattern(
+        Gemm, KernelName(f"gemm{_TILE}[_t?swap][_i{{nonkdim}}][_p{{kpack=1}}][_e{{waves}}][_c?stream]", "revision"), "gemm"
+    ),
+    "tma": NamePattern(Tma, KernelName(f"tma{_TILE}[_t?swap][_ws?specialize]", "revision"), "persistent"),
+    "streamk": NamePattern(Streamk, KernelName(f"streamk{_TILE}", "revision"), "streamk"),
 }
 
 
@@ -197,12 +190,11 @@ def parse_name(name: str) -> KernelConfig:
         PluginError: no kernel of this revision has that name.
     """
     family = FAMILIES.get(name.partition("_")[0])
-    match = family and re.fullmatch(rf"[a-z]+_r(?P<revision>\d+){family.pattern}", name)
-    if not family or not match:
+    fields = family.form.parse(name) if family else None
+    if family is None or fields is None:
         raise PluginError(f"unknown triton kernel {name!r}; names look like {EXAMPLES}")
-    fields = {key: text for key, text in match.groupdict().items() if text is not None}
-    revision = int(fields.pop("revision"))
-    kernel = family.kind(**{key: True if text.startswith("_") else int(text) for key, text in fields.items()})
+    revision = fields.pop("revision")
+    kernel = family.kind(**fields)
     check_revision(name, revision, REVISIONS[function_of(kernel)])
     return kernel
 

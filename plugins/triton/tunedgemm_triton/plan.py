@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import scale_order
+from tunedgemm.tools.launching import scale_order
 
 from tunedgemm_triton.build import TYPES, Constant, Program
 from tunedgemm_triton.limits import batches_of

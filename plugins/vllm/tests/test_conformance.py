@@ -8,7 +8,7 @@ import pytest
 from tunedgemm.plugin import Shape
 from tunedgemm.testing.conformance import BackendConformance
 from tunedgemm.testing.stand_in import StandInConformance
-from tunedgemm.tools import op_named
+from tunedgemm.tools.tables import op_named
 
 ORDERS = ("row", "m_major", "m_major_padded")
 

@@ -8,7 +8,7 @@ import attrs
 import pytest
 import torch
 from tunedgemm.plugin import Device, Launcher, PluginError, Shape, Solution, device_of
-from tunedgemm.tools import op_named
+from tunedgemm.tools.tables import op_named
 from tunedgemm_vllm import experts, library, limits
 
 CPU = device_of(-1)
@@ -97,7 +97,7 @@ def test_unknown_experts_on_a_gpu(tokens: int) -> None:
     from tunedgemm_vllm import vllm
 
     shape, device = shape_of(token=str(tokens), model_dim="1024", inter_dim="512", expert="16", topk="4"), device_of(0)
-    if not (answer := vllm.supports(shape, device)):
+    if answer := vllm.refusal(shape, device):
         pytest.skip(str(answer))
     launcher = vllm.bind(Solution("vllm", library.GROUPED), shape, device)
     assert isinstance(launcher, Launcher), launcher

@@ -10,7 +10,7 @@ import attrs
 import pytest
 import torch
 from tunedgemm.plugin import Launcher, Shape, device_of
-from tunedgemm.tools import op_named
+from tunedgemm.tools.tables import op_named
 from tunedgemm_vllm import library, vllm
 
 pytestmark = [
@@ -26,9 +26,9 @@ BLOCK = attrs.evolve(ROW, op="a8w8_blockscale", scale="block", extra={"scale_ord
 def bound(shape: Shape) -> Launcher:
     """Bind the one solution on the current GPU; skip where the device has no such product."""
     device = device_of(torch.cuda.current_device())
-    if not (answer := vllm.supports(shape, device)):
+    if answer := vllm.refusal(shape, device):
         pytest.skip(str(answer))
-    launcher = vllm.bind(*vllm.enumerate_solutions(shape), shape, device)
+    launcher = vllm.bind(*vllm.solutions(shape, device), shape, device)
     assert isinstance(launcher, Launcher), launcher
     return launcher
 
@@ -70,7 +70,7 @@ def test_the_first_call_of_a_process_may_be_captured(op: str) -> None:
     code = f"""
         import sys, torch
         from tunedgemm.plugin import Shape, Solution, device_of
-        from tunedgemm.tools import op_named
+        from tunedgemm.tools.tables import op_named
         from tunedgemm_vllm import vllm
         extra = {{}} if {op!r} == "a8w8" else {{"scale_order": "m_major"}}
         scale = "block" if extra else "row"

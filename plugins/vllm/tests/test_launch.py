@@ -8,7 +8,7 @@ import attrs
 import pytest
 import torch
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, device_of
-from tunedgemm.tools import op_named
+from tunedgemm.tools.tables import op_named
 from tunedgemm_vllm import launch, library
 
 CPU = device_of(-1)
@@ -23,7 +23,7 @@ def operators(importable: None) -> Any:
     import fake_vllm
     import vllm_stand_in_operators
 
-    library.operators(fake_vllm.vllm.vendor)
+    library.operators(fake_vllm.vllm.hooks.vendor)
     vllm_stand_in_operators.calls.clear()
     vllm_stand_in_operators.asked.clear()
     return vllm_stand_in_operators

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
-from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported, device_of
-from tunedgemm_vllm import Vllm, library
+from tunedgemm.plugin import Backend, Device, PluginError, Shape, Solution, Unsupported, device_of
+from tunedgemm_vllm import Vllm, library, vllm
 from tunedgemm_vllm.library import Vendor
 
 SHAPE = Shape("a8w8", 4, 256, 512, dtype="int8", outdtype="bf16", scale="row")
@@ -32,20 +33,26 @@ def nothing_known() -> Iterator[None]:
     forget()
 
 
+def over(package: str) -> Backend:
+    """Return the backend over a package, in a namespace of its name."""
+    hooks = Vllm("fakevllm", Vendor(package, f"{package}_C"))
+    return attrs.evolve(vllm, libtype="fakevllm", hooks=hooks, host=Device("sm_90", 132))
+
+
 @pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch, wheel: Callable[..., Path]) -> Callable[..., Vllm]:
+def backend(monkeypatch: pytest.MonkeyPatch, wheel: Callable[..., Path]) -> Callable[..., Backend]:
     """Return a function that installs a package and makes the backend over it, in a namespace of its name."""
 
-    def made(package: str, version: str = "0.25.1", code: str = "", folder: Path | None = None) -> Vllm:
+    def made(package: str, version: str = "0.25.1", code: str = "", folder: Path | None = None) -> Backend:
         monkeypatch.syspath_prepend(wheel(package, version, code, folder))
-        return Vllm("fakevllm", Vendor(package, f"{package}_C"), Device("sm_90", 132))
+        return over(package)
 
     return made
 
 
-def reason(backend: Vllm) -> str:
+def reason(backend: Backend) -> str:
     """Return why the backend refuses; `supports`, `lacks` and `bind` say the same."""
-    answers = [backend.supports(SHAPE, CPU), backend.bind(SOLUTION, SHAPE, CPU)]
+    answers = [backend.refusal(SHAPE, CPU), backend.bind(SOLUTION, SHAPE, CPU)]
     assert all(isinstance(answer, Unsupported) for answer in answers)
     assert {str(answer) for answer in answers} == {backend.lacks(SOLUTION, SHAPE, CPU)}
     return str(answers[0])
@@ -55,10 +62,10 @@ def test_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder of that name on the search path does not count: ``plugins/vllm`` may be one."""
     (tmp_path / "absent_vllm").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
-    absent = Vllm("fakevllm", Vendor("absent_vllm", "absent_vllm_C"), Device("sm_90", 132))
+    absent = over("absent_vllm")
     assert reason(absent) == "absent_vllm: not installed; pip install absent_vllm"
     assert absent.library_version(CPU) == ""
-    assert list(absent.details(CPU)) == ["no library found"]
+    assert absent.details(CPU) == ("no library found",)
 
 
 def test_a_module_made_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,19 +74,19 @@ def test_a_module_made_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert library.folder_of("handmade_vllm") is None
 
 
-def test_without_a_library(backend: Callable[..., Vllm]) -> None:
+def test_without_a_library(backend: Callable[..., Backend]) -> None:
     """A wheel for CPUs or ROCm has other libraries."""
     assert "empty_vllm: no _C_stable_libtorch or _C in " in reason(backend("empty_vllm"))
 
 
-def test_an_old_version(backend: Callable[..., Vllm]) -> None:
+def test_an_old_version(backend: Callable[..., Backend]) -> None:
     """A version before 0.20 is refused by its metadata, before its library is loaded."""
     assert reason(backend("old_vllm", "0.19.1", "raise SystemExit")) == (
         "old_vllm: must be 0.20 or later (got 0.19.1); pip install -U old_vllm"
     )
 
 
-def test_a_damaged_file(backend: Callable[..., Vllm], tmp_path: Path) -> None:
+def test_a_damaged_file(backend: Callable[..., Backend], tmp_path: Path) -> None:
     """Half of a download is a reason that names the file."""
     damaged = backend("damaged_vllm", folder=tmp_path)
     file = tmp_path / "damaged_vllm" / "_C_stable_libtorch.abi3.so"
@@ -98,7 +105,7 @@ def test_a_damaged_file(backend: Callable[..., Vllm], tmp_path: Path) -> None:
     ids=["aborting", "foreign", "silent"],
 )
 def test_libraries_that_do_not_load(
-    backend: Callable[..., Vllm], tmp_path: Path, compile_library: Callable[..., None], name: str, source: str, wanted: str
+    backend: Callable[..., Backend], tmp_path: Path, compile_library: Callable[..., None], name: str, source: str, wanted: str
 ) -> None:
     """A library that aborts, of another torch, or without the operator ends a child process at most."""
     broken = backend(f"{name}_vllm", folder=tmp_path)
@@ -106,11 +113,11 @@ def test_libraries_that_do_not_load(
     assert wanted in reason(broken)
 
 
-def test_another_signature(backend: Callable[..., Vllm]) -> None:
+def test_another_signature(backend: Callable[..., Backend]) -> None:
     """A product of other arguments loads, and is refused with its schema."""
     schema = "cutlass_scaled_mm(Tensor! out, Tensor a, Tensor b, Tensor scales, Tensor? bias) -> ()"
     changed = backend("changed_vllm", "0.34.0", DEFINE.format("changed_vllm_C", schema))
-    assert changed.supports(SHAPE, CPU) is True
+    assert changed.refusal(SHAPE, CPU) is None
     answer = changed.bind(SOLUTION, SHAPE, CPU)
     assert "cutlass_scaled_mm must take out, a, b, a_scales, b_scales, bias (got changed_vllm_C::" in str(answer)
 
@@ -135,7 +142,7 @@ def test_operators_of_an_absent_package() -> None:
 
 
 @pytest.mark.parametrize(("set_to", "ending"), [("1", " batch_invariant"), ("0", ""), ("", ""), ("yes", "")])
-def test_library_version(backend: Callable[..., Vllm], monkeypatch: pytest.MonkeyPatch, set_to: str, ending: str) -> None:
+def test_library_version(backend: Callable[..., Backend], monkeypatch: pytest.MonkeyPatch, set_to: str, ending: str) -> None:
     """The version is the metadata's; batch-invariant kernels are other kernels."""
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", set_to)
     versioned = backend("versioned_vllm", "0.26.0.dev3")
@@ -144,12 +151,12 @@ def test_library_version(backend: Callable[..., Vllm], monkeypatch: pytest.Monke
     assert versioned.library_version(Device("sm_90", 132)) == ""
 
 
-def test_details_name_the_file(backend: Callable[..., Vllm], tmp_path: Path) -> None:
+def test_details_name_the_file(backend: Callable[..., Backend], tmp_path: Path) -> None:
     """The stable library comes first; nothing is loaded for ``tunedgemm plugins -v``."""
     shown = backend("shown_vllm", "0.20.0", folder=tmp_path)
     for stem in ("_C", "_C_stable_libtorch"):
         (tmp_path / "shown_vllm" / f"{stem}.abi3.so").write_text("not loaded")
-    assert list(shown.details(CPU)) == [f"0.20.0: {tmp_path}/shown_vllm/_C_stable_libtorch.abi3.so"]
+    assert shown.details(CPU) == (f"0.20.0: {tmp_path}/shown_vllm/_C_stable_libtorch.abi3.so",)
 
 
 def test_importing_loads_nothing() -> None:

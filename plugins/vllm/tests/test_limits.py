@@ -64,7 +64,6 @@ def test_groups_of_four_rows(release: tuple[int, int], gfx: str, fits: bool) -> 
 
 def test_an_absent_device_needs_no_library() -> None:
     """The static limits answer alone, and the one solution is listed."""
-    assert vllm.supports(FP8, H200) is True
-    assert [solution.kernel_name for solution in vllm.enumerate_solutions(FP8)] == ["cutlass_scaled_mm"]
+    assert vllm.refusal(FP8, H200) is None
+    assert [solution.kernel_name for solution in vllm.solutions(FP8, H200)] == ["cutlass_scaled_mm"]
     assert vllm.library_version(H200) == ""
-    assert str(vllm.bind(*vllm.enumerate_solutions(FP8), FP8, H200)).startswith("device: not present")

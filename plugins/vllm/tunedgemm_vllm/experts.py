@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tunedgemm.plugin import Launcher, Shape
-from tunedgemm.tools import torch_dtype
+from tunedgemm.tools.launching import torch_dtype
 
 from tunedgemm_vllm.library import GROUPED, Vendor, operator
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tunedgemm.plugin import Device, Launcher, PluginError, Shape
-from tunedgemm.tools import scale_strides, torch_dtype
+from tunedgemm.tools.launching import scale_strides, torch_dtype
 
 from tunedgemm_vllm import experts
 from tunedgemm_vllm.library import GROUPED, PRODUCT, Vendor, operator, operators

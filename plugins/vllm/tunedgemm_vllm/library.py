@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import PluginError
-from tunedgemm.tools import load_fault
+from tunedgemm.tools.launching import load_fault
 
 #: The operator of single products, which every library must have, and that of groups of products.
 PRODUCT, GROUPED = "cutlass_scaled_mm", "cutlass_moe_mm"

@@ -6,7 +6,7 @@ The facts are those of its sources, 0.20 to 0.33 (``csrc``, ``quantization/w8a8/
 from __future__ import annotations
 
 from tunedgemm.plugin import Device, Platform, Shape
-from tunedgemm.tools import ARCHITECTURES, unusual_experts
+from tunedgemm.tools.launching import ARCHITECTURES, unusual_experts
 
 #: Products by what their kernels need: int8 of mma and wgmma, fp8 by tensor or row, fp8 by block
 #: fed by TMA, experts. `launch.refusal` asks the library what it was built with.

@@ -96,12 +96,11 @@ def listed(tmp_path):
 
 
 PLUGIN = """
-import os, time
+import os, sys, time
 import torch
-from tunedgemm.plugin import Launcher, Solution, hookimpl
-OPS = ("a16w16",)
+from tunedgemm.plugin import Backend, Launcher, Solution, hookimpl
 @hookimpl
-def supports(): return True
+def supports(): return None
 @hookimpl
 def enumerate_solutions(): return [Solution("brittle", "good")]
 @hookimpl
@@ -111,6 +110,7 @@ def bind(solution):
         if solution.kernel_name == "hangs": time.sleep(600)
         return torch.nn.functional.linear(x, weight)
     return Launcher(launch)
+backend = Backend("brittle", sys.modules[__name__], ops=("a16w16",))
 """
 
 
@@ -121,6 +121,6 @@ def brittle(tmp_path, monkeypatch):
     (folder / "brittle_plugin-1.dist-info").mkdir(parents=True)
     (folder / "brittle_plugin.py").write_text(PLUGIN)
     (folder / "brittle_plugin-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: brittle-plugin\nVersion: 1\n")
-    (folder / "brittle_plugin-1.dist-info" / "entry_points.txt").write_text("[tunedgemm.backends]\nbrittle = brittle_plugin\n")
+    (folder / "brittle_plugin-1.dist-info" / "entry_points.txt").write_text("[tunedgemm.backends]\nbrittle = brittle_plugin:backend\n")
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), *sys.path])))

@@ -94,7 +94,7 @@ class TestAnswers:
         under its own row or as unbiased, and its row counts as used."""
         kernel, biased = Solution("mine", "k"), attrs.evolve(product(4), epilogue="bias")
         rows = [row(4, solution=kernel), *([attrs.evolve(row(4, solution=split.with_add(kernel)), shape=biased)] if own else [])]
-        mine = fake_backend("mine", solutions=("k",), supports=lambda shape, _: Unsupported("takes no bias") if shape.bias else True)
+        mine = fake_backend("mine", solutions=("k",), supports=lambda shape, _: Unsupported("takes no bias") if shape.bias else None)
         dispatcher = Dispatcher(OP, fake_registry(mine), table=Table(OP, [rows]))
         entries = [entry_of(dispatcher, current_device(), Untuned(shape, 7), Replays(), KnownTimes()) for shape in (product(4), biased)]
 

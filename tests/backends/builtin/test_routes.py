@@ -7,8 +7,8 @@ import re
 import attrs
 import pytest
 import torch
-from tunedgemm.backends import builtin as torch_backend
-from tunedgemm.backends.builtin import blockscale
+from tunedgemm.backends import builtin
+from tunedgemm.backends.builtin import blockscale, hooks
 from tunedgemm.backends.builtin.product import aligned, rescale
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device
@@ -20,7 +20,7 @@ from tunedgemm.testing.conformance import BackendConformance
 from tunedgemm.testing.shapes import DEVICES, shapes_of
 from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO, error_ratio, worst_row_error
 
-QUANTISED = [name for name in torch_backend.OPS if name != "a16w16"]
+QUANTISED = [name for name in builtin.backend.ops if name != "a16w16"]
 SHAPES = [shape for name in QUANTISED for shape in shapes_of(name)]
 H200 = Device("sm_90", 132, "nvidia-h200")
 
@@ -30,6 +30,11 @@ class TestConformance(BackendConformance):
 
     libtype = BUILTIN
     max_solutions = 16
+
+
+def bound(solution, shape, device):
+    """Bind a route as on a device that is present."""
+    return builtin.backend.bind_unwrapped(solution, shape, attrs.evolve(device, emulated=True))
 
 
 def plain_operands(shape):
@@ -47,18 +52,18 @@ def fault(shape, out, exact):
 
 def test_every_op_of_ours_is_covered():
     """An op of the core without a route of torch would have no last answer."""
-    assert set(ops()) <= set(torch_backend.OPS)
+    assert set(ops()) <= set(builtin.backend.ops)
 
 
 def test_listed_routes_bind_and_native_is_first():
     """Every listed route binds on every device, present or not; `native` leads, alone for an empty batch."""
     faults = []
     for shape, device in itertools.product(SHAPES, DEVICES):
-        solutions = list(torch_backend.enumerate_solutions(shape, device))
+        solutions = list(hooks.enumerate_solutions(shape, device))
         names = [solution.kernel_name for solution in solutions]
         faults += [] if names[0] == "native" else [f"{shape} on {device}: {names[0]} is first"]
         faults += [f"{shape} on {device}: {names}"] if shape.m == 0 and len(names) > 1 else []
-        answers = {solution: torch_backend.bind(solution, shape, device) for solution in solutions}
+        answers = {solution: bound(solution, shape, device) for solution in solutions}
         faults += [f"{shape} on {device}: {s}: {answer}" for s, answer in answers.items() if not isinstance(answer, Launcher)]
     assert not faults
 
@@ -67,11 +72,11 @@ def test_all_routes_are_reached():
     """The examples reach every route of every op on one of the devices, so that all are tested."""
     devices = (*DEVICES, H200)
     for name in QUANTISED:
-        family = torch_backend._FAMILIES[name]
+        family = hooks.FAMILIES[name]
         met = {family.native(shape, device) for shape in shapes_of(name) for device in devices if shape.m}
-        met |= {s.kernel_name for shape in shapes_of(name) for device in devices for s in torch_backend.enumerate_solutions(shape, device)}
+        met |= {s.kernel_name for shape in shapes_of(name) for device in devices for s in hooks.enumerate_solutions(shape, device)}
         # Some routes are for other dtypes, or for sizes that examples for a CPU do not have.
-        large = {s.kernel_name for shape in op_named(name).large for d in devices for s in torch_backend.enumerate_solutions(shape, d)}
+        large = {s.kernel_name for shape in op_named(name).large for d in devices for s in hooks.enumerate_solutions(shape, d)}
         large |= {family.native(shape, device) for shape in op_named(name).large for device in devices}
         assert met | large | {"native"} >= set(family.routes), name
 
@@ -82,8 +87,8 @@ def test_no_rows_give_an_empty_output(cpu):
     for name in QUANTISED:
         shape = attrs.evolve(shapes_of(name)[0], m=0)
         operands, exact = plain_operands(shape)
-        for solution in torch_backend.enumerate_solutions(shape, cpu):
-            out = torch_backend.bind(solution, shape, cpu).call(*operands)
+        for solution in hooks.enumerate_solutions(shape, cpu):
+            out = bound(solution, shape, cpu).call(*operands)
             same = out.reshape(-1, shape.n).shape == exact.reshape(-1, shape.n).shape
             faults += [] if same and out.numel() == 0 else [f"{shape}: {solution}: {tuple(out.shape)}"]
     assert not faults
@@ -94,8 +99,7 @@ def test_unknown_routes_are_refused(cpu):
     answers = {}
     for name in QUANTISED:
         shape = next(shape for shape in shapes_of(name) if shape.m)
-        answers[name] = torch_backend.bind(Solution(BUILTIN, "cublas_42"), shape, cpu)
-    assert not any(answers.values())
+        answers[name] = bound(Solution(BUILTIN, "cublas_42"), shape, cpu)
     assert not [name for name, answer in answers.items() if f"no route 'cublas_42' for {name}; use native, " not in str(answer)]
 
 
@@ -106,9 +110,9 @@ def test_the_precision_of_float32_products_does_not_matter(cpu):
         for name in ("a8w8", "a8w8_blockscale", "a4w4_blockscale", "a16w4_blockscale", "batched_a8w8"):
             shape = max((s for s in shapes_of(name) if s.outdtype == "bf16"), key=lambda s: math.prod((s.m, s.n, s.k)))
             operands, exact = plain_operands(shape)
-            for setting, solution in itertools.product(("high", "medium"), torch_backend.enumerate_solutions(shape, cpu)):
+            for setting, solution in itertools.product(("high", "medium"), hooks.enumerate_solutions(shape, cpu)):
                 torch.set_float32_matmul_precision(setting)
-                found = fault(shape, torch_backend.bind(solution, shape, cpu).call(*operands), exact)
+                found = fault(shape, bound(solution, shape, cpu).call(*operands), exact)
                 faults += [f"{shape}: {solution} with {setting}: {found}"] if found else []
     finally:
         torch.set_float32_matmul_precision(before)
@@ -117,7 +121,7 @@ def test_the_precision_of_float32_products_does_not_matter(cpu):
 
 def made(name, shape, device):
     """Return a route's function for any device: a CPU's torch computes what a GPU's does."""
-    family = torch_backend._FAMILIES[shape.op]
+    family = hooks.FAMILIES[shape.op]
     call = family.routes[name].make(shape, device)
     return call if shape.layout == "row" else family.in_order(shape, call)
 
@@ -156,7 +160,7 @@ def test_long_sums_of_int8_do_not_overflow(cpu):
         shape = next(s for s in shapes_of(op) if s.dtype == "int8" and s.m and s.scale == "row" and not s.bias)
         shape = attrs.evolve(shape, m=2, n=16, k=1 << 17, outdtype="fp32")
         x, weight, *scales = op_named(op).make_inputs(shape, torch.device("cpu"), 0)
-        launcher = torch_backend.torch_launcher(shape, cpu)
+        launcher = builtin.torch_launcher(shape, cpu)
         assert isinstance(launcher, Launcher)
         out = launcher.call(x.fill_(-128), weight.fill_(-128), *(scale.fill_(1) for scale in scales))
         assert (out == 1 << 31).all()
@@ -169,7 +173,7 @@ def test_the_smallest_products_are_right(op, cpu):
     for shape, (m, n, k) in itertools.product(plain, itertools.product((1, 2, 3), repeat=3)):
         small = attrs.evolve(shape, m=m, n=n, k=k)
         operands, exact = plain_operands(small)
-        launcher = torch_backend.torch_launcher(small, cpu)
+        launcher = builtin.torch_launcher(small, cpu)
         assert isinstance(launcher, Launcher)
         assert not fault(small, launcher.call(*operands), exact), small
 
@@ -192,8 +196,8 @@ def test_pairs_of_no_expert_add_nothing(cpu):
         operands[4][0, 0], operands[4][1, -1], operands[4][2] = -1, int(shape["expert"]), -7
         exact = op.reference(shape, tuple(operands))
         assert not exact[2].any()
-        for solution in torch_backend.enumerate_solutions(shape, cpu):
-            out = torch_backend.bind(solution, shape, cpu).call(*operands)
+        for solution in hooks.enumerate_solutions(shape, cpu):
+            out = bound(solution, shape, cpu).call(*operands)
             assert not fault(shape, out, exact), f"{solution} {shape}"
 
 
@@ -204,15 +208,15 @@ def test_experts_hit_by_no_token_and_twice_by_one(cpu):
         operands = list(op.make_inputs(shape, torch.device("cpu"), 1))
         operands[4] = torch.full_like(operands[4], int(shape["expert"]) - 1)
         exact = op.reference(shape, tuple(operands))
-        for solution in torch_backend.enumerate_solutions(shape, cpu):
-            out = torch_backend.bind(solution, shape, cpu).call(*operands)
+        for solution in hooks.enumerate_solutions(shape, cpu):
+            out = bound(solution, shape, cpu).call(*operands)
             assert not fault(shape, out, exact), f"{solution} {shape}"
 
 
 def test_routes_of_an_h200():
     """`native` is the fastest route known for each dtype and size of an H200, and of older devices."""
     a8w8 = attrs.evolve(shapes_of("a8w8")[0], m=4, n=256, k=512, dtype="fp8_e4m3fn", outdtype="bf16", scale="row", epilogue="none")
-    family = torch_backend._FAMILIES["a8w8"]
+    family = hooks.FAMILIES["a8w8"]
     assert family.native(a8w8, H200) == "scaled_mm"
     assert family.native(attrs.evolve(a8w8, n=255), H200) == "bf16"
     assert family.native(attrs.evolve(a8w8, dtype="int8", m=16), H200) == "int_mm_padded"
@@ -221,7 +225,7 @@ def test_routes_of_an_h200():
     assert family.native(attrs.evolve(a8w8, dtype="fp8_e4m3fnuz"), Device("gfx942", 304)) == "scaled_mm"
     assert family.native(a8w8, Device("sm_80", 108)) == "bf16"
     block = attrs.evolve(a8w8, op="a8w8_blockscale", scale="block")
-    native = torch_backend._FAMILIES["a8w8_blockscale"].native
+    native = hooks.FAMILIES["a8w8_blockscale"].native
     for fields in ({}, {"m": 1}, {"n": 192}, {"outdtype": "fp16"}, {"outdtype": "fp32"}):
         assert native(attrs.evolve(block, **fields), H200) == "scaled_mm", fields
     ragged = attrs.evolve(block, n=200)
@@ -236,7 +240,7 @@ def test_routes_of_weights_in_mxfp4_on_an_h200(cpu):
 
     A CPU sums both in float32 unless the output is bf16 as well.
     """
-    native = torch_backend._FAMILIES["a16w4_blockscale"].native
+    native = hooks.FAMILIES["a16w4_blockscale"].native
     bf16 = next(s for s in shapes_of("a16w4_blockscale") if s.dtype == s.outdtype == "bf16")
     fp16 = attrs.evolve(bf16, dtype="fp16")
     assert [native(shape, H200) for shape in (bf16, attrs.evolve(bf16, outdtype="fp32"), fp16)] == ["bf16", "bf16", "halves"]
@@ -245,7 +249,7 @@ def test_routes_of_weights_in_mxfp4_on_an_h200(cpu):
 
 def test_fp8_in_float32_takes_one_scale_a_row_where_it_is_more_exact():
     """One scale a tensor becomes one a row on an H200, but not with older CUDA, which gives bf16 alone."""
-    native = torch_backend._FAMILIES["a8w8"].native
+    native = hooks.FAMILIES["a8w8"].native
     row = attrs.evolve(
         shapes_of("a8w8")[0], m=4, n=256, k=512, dtype="fp8_e4m3fn", outdtype="fp32", scale="row", epilogue="none", bias_dtype=""
     )
@@ -257,7 +261,7 @@ def test_fp8_in_float32_takes_one_scale_a_row_where_it_is_more_exact():
 
 def test_batches_of_an_h200():
     """fp8 is multiplied unchanged; int8 one by one where that is cheaper than widening the operands."""
-    native = torch_backend._FAMILIES["batched_a8w8"].native
+    native = hooks.FAMILIES["batched_a8w8"].native
     base = next(s for s in shapes_of("batched_a8w8") if s.m and not s.bias and s.layout == "row")
     small = attrs.evolve(base, m=7, n=48, k=64, dtype="int8", outdtype="bf16")
     large = attrs.evolve(small, m=512, n=1280, k=8192)
@@ -303,8 +307,8 @@ def test_block_scales_of_a_torch_without_the_newer_operator(monkeypatch):
     """Where torch would read the wrong scales, the route is refused and native is another."""
     monkeypatch.delattr(torch, "_scaled_mm_v2", raising=False)
     shape = attrs.evolve(next(s for s in shapes_of("a8w8_blockscale") if s.m), m=32, n=256, k=640, layout="row")
-    native = torch_backend._FAMILIES["a8w8_blockscale"].native
-    answer = torch_backend.bind(Solution(BUILTIN, "scaled_mm"), shape, H200)
+    native = hooks.FAMILIES["a8w8_blockscale"].native
+    answer = bound(Solution(BUILTIN, "scaled_mm"), shape, H200)
     assert re.search(r"needs K divisible by 512 with this version of torch \(K=640\)", str(answer))
     assert native(shape, H200) != "scaled_mm"
     assert native(attrs.evolve(shape, k=1024), H200) == "scaled_mm"
@@ -367,6 +371,6 @@ def test_refusals_of_an_h200():
     faults = []
     for op, fields, name, reason in REFUSALS:
         base = attrs.evolve(next(s for s in shapes_of(op) if s.m), m=32, n=256, k=512, epilogue="none", layout="row")
-        answer = torch_backend.bind(Solution(BUILTIN, name), attrs.evolve(base, **fields), H200)
-        faults += [] if not answer and re.search(reason, str(answer)) else [f"{op} {fields} {name}: {answer}"]
+        answer = bound(Solution(BUILTIN, name), attrs.evolve(base, **fields), H200)
+        faults += [] if not isinstance(answer, Launcher) and re.search(reason, str(answer)) else [f"{op} {fields} {name}: {answer}"]
     assert not faults

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tunedgemm.plugin import Launcher, OutOfResources, Shape, Solution, Unsupported, hookimpl
+from tunedgemm.plugin import Backend, Launcher, OutOfResources, Shape, Solution, Unsupported, hookimpl
 
-OPS = ("a16w16",)
 LIBTYPE = "faulty"
 
 #: Calls after which the late faults occur: more than a check takes, fewer than a timing.
@@ -60,25 +59,25 @@ PARTICULAR = {"nondeterministic": "nondeterministic", "batch_variant": "batch_va
 _kept: list[Any] = []
 
 
-def kinds(known: tuple[str, ...]) -> list[str]:
+def _kinds(known: tuple[str, ...]) -> list[str]:
     """Return the names in FAULTY_KINDS in the order of *known*; all of them without it."""
     wanted = os.environ.get("FAULTY_KINDS", "").split(",")
     return [name for name in known if name in wanted or wanted == [""]]
 
 
 @hookimpl
-def supports(shape: Shape) -> bool | Unsupported:
+def supports(shape: Shape) -> Unsupported | None:
     """Accept plain operands of one dtype without bias."""
     if shape.layout != "row" or shape.scale != "none" or shape.bias or shape.outdtype != shape.dtype:
         return Unsupported("takes plain operands of one dtype without bias")
-    return True
+    return None
 
 
 @hookimpl
 def enumerate_solutions() -> Iterator[Solution]:
     """Yield one of each kind, most of the bad ones before the good one."""
     narrowed = bool(os.environ.get("FAULTY_KINDS"))
-    for name in kinds((*EXPECTED, *PARTICULAR) if narrowed else tuple(EXPECTED)):
+    for name in _kinds((*EXPECTED, *PARTICULAR) if narrowed else tuple(EXPECTED)):
         yield Solution(LIBTYPE, name)
 
 
@@ -270,3 +269,6 @@ def _batch_variant(x: Any, weight: Any, state: dict) -> Any:
 
 
 _CALLS: dict[str, Callable[[Any, Any, dict], Any]] = {name: globals().get(f"_{name}", _good) for name in (*EXPECTED, *PARTICULAR)}
+
+
+backend = Backend(LIBTYPE, sys.modules[__name__], ops=("a16w16",))

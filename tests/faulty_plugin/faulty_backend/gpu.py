@@ -3,14 +3,14 @@
 ``torch.cuda._compile_kernel`` compiles the CUDA source with the compiler that torch brings.
 """
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
-from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, hookimpl
+from tunedgemm.plugin import Backend, Device, Launcher, Shape, Solution, Unsupported, hookimpl
 
-from faulty_backend import kinds
+from faulty_backend import _kinds
 
-OPS = ("a16w16",)
 LIBTYPE = "faulty_gpu"
 
 #: Seconds that ``spins`` keeps one thread of the device busy.
@@ -61,19 +61,19 @@ _NUMBERS = {"illegal_address": 16, "illegal_address_later": LATE, "traps": 0, "s
 
 
 @hookimpl
-def supports(shape: Shape, device: Device) -> bool | Unsupported:
+def supports(shape: Shape, device: Device) -> Unsupported | None:
     """Accept plain operands of one dtype without bias on an NVIDIA device."""
     if device.kind != "nvidia":
         return Unsupported("its kernels are CUDA")
     if shape.layout != "row" or shape.scale != "none" or shape.bias or shape.outdtype != shape.dtype:
         return Unsupported("takes plain operands of one dtype without bias")
-    return True
+    return None
 
 
 @hookimpl
 def enumerate_solutions() -> Iterator[Solution]:
     """Return one of each kind."""
-    return (Solution(LIBTYPE, name) for name in kinds(tuple(EXPECTED)))
+    return (Solution(LIBTYPE, name) for name in _kinds(tuple(EXPECTED)))
 
 
 @hookimpl
@@ -97,3 +97,6 @@ def bind(solution: Solution, device: Device) -> Launcher | Unsupported:
         return out
 
     return Launcher(call)
+
+
+backend = Backend(LIBTYPE, sys.modules[__name__], ops=("a16w16",))

@@ -14,9 +14,10 @@ from typing import Any
 
 import attrs
 
+from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.hookspecs import hookimpl
 from tunedgemm.backends.launcher import Launcher
-from tunedgemm.backends.registry import Backend, Registry, make_backend
+from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device
 from tunedgemm.dispatch.choice import Explanation, choose, offers
 from tunedgemm.dispatch.dispatcher import Dispatcher
@@ -122,12 +123,11 @@ class Production(Session):
         for side in self.sides:
             plugin = _Dispatched(op_named(self.op_name), side, self.installed)
             self._dispatched[side.name] = plugin
-            backend = make_backend(side.name, plugin)
-            self.registry.add(_Callers(**{field.name: getattr(backend, field.name) for field in attrs.fields(Backend)}))
+            self.registry.add(_Callers(side.name, plugin, ops=(self.op_name,)))
 
     def choice(self, shape: Shape, name: str) -> Choice:
         """Return the named side's choice for a shape, after `bind`."""
-        return self._dispatched[name].choice(shape, self.device)
+        return self._dispatched[name]._choice(shape, self.device)
 
 
 @attrs.frozen
@@ -146,24 +146,22 @@ class GetChoice:
 class _Callers(Backend):
     """A backend whose launchers get a caller's operands, with shuffled weights in their type."""
 
-    def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
+    def bind(self, solution: Solution, shape: Shape, device: Device, *, asked: bool = False) -> Launcher | Unsupported:
         """Bind without unwrapping shuffled weights."""
-        return self.bind_unwrapped(solution, shape, device)
+        return self.bind_unwrapped(solution, shape, device, asked=asked)
 
 
 class _Dispatched:
     """Hooks of a backend that dispatches over one side's tables."""
 
     def __init__(self, op: Op, side: Side, installed: Registry) -> None:
-        self.OPS = (op.name,)
         self._op, self._side, self._installed = op, side, installed
         self._dispatcher: Dispatcher | None = None
         self._chosen: dict[Shape, Explanation] = {}
 
     @hookimpl
-    def supports(self) -> bool:
+    def supports(self) -> None:
         """Accept every shape of the op; `bind` refuses with a reason."""
-        return True
 
     @hookimpl
     def enumerate_solutions(self) -> list[Solution]:
@@ -181,7 +179,7 @@ class _Dispatched:
             return Unsupported(f"no backend supports it: {explanation}")
         return Launcher(_call(dispatcher, shape), launcher.graph_safe, launcher.workspace_bytes)
 
-    def choice(self, shape: Shape, device: Device) -> Choice:
+    def _choice(self, shape: Shape, device: Device) -> Choice:
         dispatcher = self._for(device)
         now = dispatcher.explain(shape, device)
         first = self._chosen.get(shape, now)

@@ -20,7 +20,7 @@ from tunedgemm.analysis.coverage.measured import measure_all
 from tunedgemm.analysis.coverage.proposal import Next, write_next
 from tunedgemm.analysis.coverage.result import PADDED, SOURCES, TUNED, UNTUNED, WORDS, Entry, Group, Passed, Regret, Unused
 from tunedgemm.analysis.coverage.whole import BY, Coverage
-from tunedgemm.backends.registry import Backend
+from tunedgemm.backends.backend import Backend
 from tunedgemm.device import Device, current_device
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.settings import Settings

@@ -7,7 +7,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 
 from tunedgemm.analysis.doctor.finding import Fact, Fault, Section
-from tunedgemm.backends.registry import Backend, Registry
+from tunedgemm.backends.backend import Backend
+from tunedgemm.backends.registry import Registry
 from tunedgemm.ops import ops
 from tunedgemm.process.variables import AITERS_OWN, KINDS, MACHINE, RESERVED, fault_of
 
@@ -20,7 +21,9 @@ _SIMILAR_RESERVED = 0.78
 
 def understood(registry: Registry) -> tuple[str, ...]:
     """Return the variables that the core and the installed plugins read, sorted."""
-    of_plugins = (name for backend in _backends(registry) for name in backend.variables)
+    of_plugins = (
+        name for backend in _backends(registry) for name in (*backend.variables, *(option.variable for option in backend.options))
+    )
     return tuple(sorted({*KINDS, *(op.columns.variable for op in ops().values()), *of_plugins}))
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 from tunedgemm.analysis.doctor.finding import Fact, Fault, Section
+from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.loadable import in_threads
-from tunedgemm.backends.registry import Backend, Registry
+from tunedgemm.backends.registry import Registry
 from tunedgemm.backends.usable import unusable_reasons
 from tunedgemm.device import Device
 from tunedgemm.libtypes import owners, pip_hint

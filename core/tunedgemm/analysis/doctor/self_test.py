@@ -20,8 +20,9 @@ from typing import IO, Any
 import attrs
 
 from tunedgemm.analysis.doctor.finding import Fact, Fault, Section, Value
+from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.launcher import Launcher
-from tunedgemm.backends.registry import Backend, Registry
+from tunedgemm.backends.registry import Registry
 from tunedgemm.backends.usable import served_sample
 from tunedgemm.device import Device, current_device
 from tunedgemm.dispatch.choice import NATIVE
@@ -127,7 +128,7 @@ def _first_bound(backend: Backend, shape: Shape, device: Device) -> tuple[Soluti
 def _first_solutions(backend: Backend, shape: Shape, device: Device) -> Iterator[Solution]:
     if (own := backend.heuristic_fallback(shape, device)) is not None:
         yield own
-    for solution, _ in zip(backend.iterate("enumerate_solutions", shape, device), range(_TRIED), strict=False):
+    for solution, _ in zip(backend.iterate(shape, device), range(_TRIED), strict=False):
         yield solution
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import attrs
 
 from tunedgemm.analysis.doctor.finding import Fact, Fault, Section, fault_of_error
-from tunedgemm.backends.registry import Backend, Registry
+from tunedgemm.backends.backend import Backend
+from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device
 from tunedgemm.errors import TableError, UserError
 from tunedgemm.ops import ops

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tunedgemm.backends import split
-from tunedgemm.backends.registry import Backend, Registry
+from tunedgemm.backends.backend import Backend
+from tunedgemm.backends.registry import Registry
 from tunedgemm.cli.table.files import op_of, shape_text, solution_text
 from tunedgemm.device import Device, as_present, current_device
 from tunedgemm.dispatch.choice import row_refusal

@@ -8,7 +8,8 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
-from tunedgemm.tools import shuffle_weight, torch_dtype
+from tunedgemm.tools.launching import torch_dtype
+from tunedgemm.tools.tables import shuffle_weight
 from tunedgemm_asm.ptx.abi import MAP_BYTES, MAP_OUT, MAPS, SCALES, abi_of
 from tunedgemm_asm.ptx.kernel import text_of
 from tunedgemm_asm.ptx.launch import LaunchArguments, arguments_of

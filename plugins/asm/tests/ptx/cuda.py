@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import attrs
-from tunedgemm.tools import Driver
+from tunedgemm.tools.launching import Driver
 from tunedgemm_asm.abi import Abi
 from tunedgemm_asm.driver import CUDA
 from tunedgemm_asm.ptx.abi import MAP_BYTES, MAPS, abi_of

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tunedgemm.plugin import LaunchError
-from tunedgemm.tools import artifact
+from tunedgemm.tools.files import artifact
 
 from tunedgemm_asm.ptx.kernel import TARGET, text_of
 from tunedgemm_asm.ptx.names import Variant

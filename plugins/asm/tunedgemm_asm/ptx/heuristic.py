@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import attrs
-from tunedgemm.plugin import Device, Shape, Solution, scale_order
-from tunedgemm.tools import may_guess
+from tunedgemm.plugin import Device, Shape, Solution
+from tunedgemm.tools.launching import may_guess, scale_order
 
 from tunedgemm_asm.ptx.cost import cost_of
-from tunedgemm_asm.ptx.limits import supports, unfit
+from tunedgemm_asm.ptx.limits import unfit
 from tunedgemm_asm.ptx.names import COLUMNS
 from tunedgemm_asm.ptx.space import enumerate_stages, enumerate_tiles, is_worthwhile
 
@@ -94,7 +94,7 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution |
     torch. The guess has one split and no cluster, so that calls of all M share few kernels. It
     takes about a millisecond, once for each M.
     """
-    if not supports(shape, device) or (shape.layout != COLUMNS and not _faster_untuned(shape, device)):
+    if shape.layout != COLUMNS and not _faster_untuned(shape, device):
         return None
     tiles = [
         attrs.evolve(tile, stages=stages[0])

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
-from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
-from tunedgemm.tools import (
+from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution
+from tunedgemm.tools.launching import (
     Driver,
     DriverInterface,
     KernelFunction,
@@ -35,7 +35,6 @@ from tunedgemm_asm.ptx.limits import (
     shared_evenly,
     slots_of,
     steps_of,
-    supports,
     unfit,
     units_of,
 )
@@ -61,8 +60,6 @@ def prepare(solution: Solution, shape: Shape, device: Device) -> None:
     Raises:
         LaunchError: ptxas rejects the text.
     """
-    if not supports(shape, device):
-        return
     try:
         arguments = _arguments(solution, shape, device)
     except PluginError:  # bind reports the reason
@@ -70,24 +67,19 @@ def prepare(solution: Solution, shape: Shape, device: Device) -> None:
     build.code(arguments.variant)
 
 
-def bind(
-    drivers: Callable[[DriverInterface], Driver], solution: Solution, shape: Shape, device: Device, where: torch.device
-) -> Launcher | Unsupported:
+def bind(drivers: Callable[[DriverInterface], Driver], solution: Solution, shape: Shape, device: Device) -> Launcher:
     """Return the launcher of a solution for exactly this shape.
 
     Args:
         drivers: returns the library for the device's kind.
         device: device whose limits apply; index -1 means host memory.
-        where: torch device of the operands.
 
     Raises:
+        PluginError: no such kernel serves the shape, or the driver was not found.
         LaunchError: the kernel does not assemble or load.
     """
-    try:
-        arguments = _arguments(solution, shape, device)
-        library = drivers(INTERFACES[device.kind])
-    except PluginError as error:
-        return Unsupported(str(error))
+    arguments = _arguments(solution, shape, device)
+    library = drivers(INTERFACES[device.kind])
     config = arguments.variant.config
     try:
         function = load_function(library, build.code(arguments.variant), ENTRY, device.index)
@@ -95,7 +87,7 @@ def bind(
     except LaunchError as error:
         raise LaunchError(f"asm {config.name} on {device.gfx}: {error}") from error
     launch = launch_of(function, _plan(arguments, shape))
-    call = _call(launch, _failing(function, config.name), arguments, shape, device.index, where)
+    call = _call(launch, _failing(function, config.name), arguments, shape, device.index, device.torch_device)
     return Launcher(on_device(call, device.index), workspace_bytes=arguments.workspace)
 
 

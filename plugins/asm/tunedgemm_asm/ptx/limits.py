@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tunedgemm.plugin import Device, Platform, Shape, Unsupported
-from tunedgemm.tools import scale_strides
+from tunedgemm.plugin import Device, Platform, Shape
+from tunedgemm.tools.launching import scale_strides
 
 from tunedgemm_asm.limits import ceil_div
 from tunedgemm_asm.ptx.matrix import multiplies
@@ -144,27 +144,27 @@ PLATFORMS = (Platform((GFX,), ran=("H100", "H200"), ops=tuple(OPS)),)
 _OUTPUTS = ("bf16", "fp16", "fp32")
 
 
-def supports(shape: Shape, device: Device) -> bool | Unsupported:
-    """Return True, or why the generated kernels do not support the shape."""
+def unsupported(shape: Shape, device: Device) -> str | None:
+    """Return why the generated kernels do not support the shape, or None."""
     if shape.op not in OPS:
-        return Unsupported(f"{device.gfx}: unsupported op {shape.op}; supported: {', '.join(OPS)}")
+        return f"{device.gfx}: unsupported op {shape.op}; supported: {', '.join(OPS)}"
     if shape.m == 0:
-        return Unsupported("an empty batch needs no kernel")
+        return "an empty batch needs no kernel"
     operands, scales, layouts = OPS[shape.op]
     for what, dtype, taken in (("operands", shape.dtype, operands), ("the output", shape.outdtype, _OUTPUTS)):
         if dtype not in taken:
-            return Unsupported(f"{what} must be {' or '.join(taken)}, not {dtype}")
+            return f"{what} must be {' or '.join(taken)}, not {dtype}"
     if shape.bias and shape.bias_dtype not in _OUTPUTS:
-        return Unsupported(f"a bias must be {' or '.join(_OUTPUTS)}, not {shape.bias_dtype}")
+        return f"a bias must be {' or '.join(_OUTPUTS)}, not {shape.bias_dtype}"
     if shape.scale not in scales or shape.layout not in layouts:
         taken = f"takes scale {' or '.join(scales)} and weights of layout {' or '.join(layouts)}"
-        return Unsupported(f"{taken}, not scale {shape.scale} and layout {shape.layout}")
+        return f"{taken}, not scale {shape.scale} and layout {shape.layout}"
     if shape.layout == COLUMNS and shape.k % (whole := step_of(shape.dtype)):
-        return Unsupported(f"layout {COLUMNS} needs K % {whole} = 0 (K={shape.k})")
+        return f"layout {COLUMNS} needs K % {whole} = 0 (K={shape.k})"
     if shape.k % (whole := ALIGNED // ELEMENT_BYTES[shape.dtype]):
-        return Unsupported(f"TMA needs rows at multiples of {ALIGNED} bytes: K % {whole} = 0 (K={shape.k})")
+        return f"TMA needs rows at multiples of {ALIGNED} bytes: K % {whole} = 0 (K={shape.k})"
     if max(shape.m, shape.n, shape.k) > MOST_SIZE:
-        return Unsupported(f"sizes must not exceed {MOST_SIZE}")
+        return f"sizes must not exceed {MOST_SIZE}"
     if shape.scale == "block" and (count := max(shape.m, scale_strides(shape)[1]) * steps_of(shape)) > MOST_SCALES:
-        return Unsupported(f"x has {count} scales; the limit is {MOST_SCALES}")
-    return True
+        return f"x has {count} scales; the limit is {MOST_SCALES}"
+    return None

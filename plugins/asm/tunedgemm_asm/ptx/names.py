@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 
 import attrs
 from tunedgemm.plugin import PluginError
+from tunedgemm.tools.tables import KernelName
 
 from tunedgemm_asm.ptx.resources import (
     BARRIER_BYTES,
@@ -50,10 +50,10 @@ PANEL_COLUMNS, LEAST_COLUMNS = 64, 16
 #: Increases when the text of a configuration changes its results or its speed.
 REVISION = 1
 
-#: Flag -> its letters, in the order of a name.
-_FLAGS = {"swapped": "swap", "promoted": "p", "overlapped": "o", "staged": "s", "turns": "t", "stream": "k"}
-_LETTERS = "".join(f"(_{letters})?" for letters in _FLAGS.values())
-_NAME = re.compile(rf"ptx_(\d+)x(\d+)_s(\d+)_c(\d+)_x(\d+)_g(\d+){_LETTERS}(?:_b(\d+))?_r(\d+)")
+_FLAGS = "[_swap?swapped][_p?promoted][_o?overlapped][_s?staged][_t?turns][_k?stream]"
+_NAME = KernelName(
+    f"ptx_{{tile_m}}x{{tile_n}}_s{{stages}}_c{{consumers}}_x{{cluster}}_g{{group}}{_FLAGS}[_b{{panels}}]_r{{revision}}", "revision"
+)
 
 
 @attrs.frozen
@@ -128,10 +128,7 @@ class KernelConfig:
     @property
     def name(self) -> str:
         """Return the kernelName of tables."""
-        flags = "".join(f"_{letters}" * getattr(self, flag) for flag, letters in _FLAGS.items())
-        flags += f"_b{self.panels}" * (self.panels > 0)
-        tile = f"{self.tile_m}x{self.tile_n}"
-        return f"ptx_{tile}_s{self.stages}_c{self.consumers}_x{self.cluster}_g{self.group}{flags}_r{REVISION}"
+        return _NAME.write(self, revision=REVISION)
 
     @property
     def tile_a(self) -> int:
@@ -276,16 +273,12 @@ def parse_name(name: str) -> KernelConfig:
     Raises:
         PluginError: the name is not one of this revision.
     """
-    if not (match := _NAME.fullmatch(name)):
+    fields = _NAME.parse(name)
+    if fields is None:
         raise PluginError(f"{name!r} is not a kernel of this plugin for sm_90")
-    sizes, letters, (panels, revision) = match.groups()[:6], match.groups()[6:-2], match.groups()[-2:]
-    if int(revision) != REVISION:
+    if (revision := fields.pop("revision")) != REVISION:
         raise PluginError(f"{name}: revision {revision} is not {REVISION}; tune again")
-    flags = dict(zip(_FLAGS, map(bool, letters), strict=True))
-    config = KernelConfig(*map(int, sizes), **flags, panels=int(panels or 0))
-    if config.name != name:
-        raise PluginError(f"{name}: not canonical; expected {config.name}")
-    return config
+    return KernelConfig(**fields)
 
 
 @attrs.frozen

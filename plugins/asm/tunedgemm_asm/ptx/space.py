@@ -12,7 +12,7 @@ from tunedgemm.plugin import Device, PluginError, Shape, Solution
 
 from tunedgemm_asm.limits import ceil_div
 from tunedgemm_asm.ptx.cost import cost_of
-from tunedgemm_asm.ptx.limits import MOST_SPLITS, shared_evenly, supports, tiles_of, unfit, units_of
+from tunedgemm_asm.ptx.limits import MOST_SPLITS, shared_evenly, tiles_of, unfit, units_of
 from tunedgemm_asm.ptx.matrix import multiplies
 from tunedgemm_asm.ptx.names import LEAST_COLUMNS, SIDE, UNIT_B, KernelConfig, parse_name
 from tunedgemm_asm.ptx.resources import BARRIER_BYTES, BLOCK_SHARED, SM_SHARED, SYSTEM_SHARED
@@ -158,8 +158,6 @@ def enumerate_candidates(shape: Shape, device: Device) -> list[Candidate]:
     K is split where CTAs would be idle. Of equal predicted times, those without ping-pong come
     first.
     """
-    if not supports(shape, device):
-        return []
     guesses: list[tuple[float, bool, str, int, KernelConfig]] = []
     shared = []
     for config in (config for config in enumerate_configs(shape) if is_worthwhile(config, shape, device)):
@@ -207,8 +205,6 @@ def refine(libtype: str, solution: Solution, shape: Shape, device: Device) -> It
     """Yield the solutions one step away: group, stages, cluster, splits, TMA stores, ping-pong,
     stream-K, or 16 rows of b more or fewer.
     """
-    if not supports(shape, device):
-        return
     config, splits = resolve(solution, shape)
     side = "tile_m" if config.swapped else "tile_n"
     at = _GROUPS.index(config.group) if config.group in _GROUPS else 0

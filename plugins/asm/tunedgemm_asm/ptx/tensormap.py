@@ -7,7 +7,7 @@ of 16 bytes.
 from __future__ import annotations
 
 import attrs
-from tunedgemm.tools import MapDescription
+from tunedgemm.tools.launching import MapDescription
 
 from tunedgemm_asm.ptx.names import ELEMENT_BYTES, STEP_BYTES
 

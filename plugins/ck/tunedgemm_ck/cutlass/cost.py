@@ -12,7 +12,7 @@ import functools
 
 import attrs
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import dtype_bits
+from tunedgemm.tools.launching import dtype_bits
 
 from tunedgemm_ck.cutlass.names import TENSOR_MEMORY, CutlassInstance
 from tunedgemm_ck.problem import batches_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import scale_order
+from tunedgemm.tools.launching import scale_order
 
 from tunedgemm_ck.cutlass.cost import ceil_div
 from tunedgemm_ck.cutlass.kernels import KERNELS, SM90

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import re
 from typing import Any
 
 import attrs
 from tunedgemm.plugin import PluginError
+from tunedgemm.tools.tables import KernelName
 
 #: Raised whenever the code of the sources or the meaning of a name changes.
 REVISION = 1
@@ -134,17 +134,12 @@ class CutlassInstance:
 
         ``_w2x2_s4`` (warps, stages), ``_fast`` and ``_swap`` precede the revision.
         """
-        warps = f"_w{_text(self.warps)}_s{self.stages}" if self.schedule == "multistage" else ""
-        tile = f"{self.tile_m}x{self.tile_n}x{self.tile_k}"
-        ways = f"{warps}{'_fast' * self.fast}{'_swap' * self.swap}"
-        return f"{tile}_{_text(self.cluster)}_{self.schedule}_{self.scheduler}{ways}_r{self.revision}"
+        return _NAME.write(self)
 
 
 EXAMPLE = "128x256x64_2x1_cooperative_streamk_r1"
-_NAME = re.compile(
-    r"(?P<tile_m>\d+)x(?P<tile_n>\d+)x(?P<tile_k>\d+)_(?P<cluster>\d+x\d+)_(?P<schedule>[a-z\d]+)_(?P<scheduler>[a-z]+)"
-    r"(_w(?P<warps>\d+x\d+)_s(?P<stages>\d+))?(?P<fast>_fast)?(?P<swap>_swap)?_r(?P<revision>\d+)",
-    re.ASCII,
+_NAME = KernelName(
+    "{tile_m}x{tile_n}x{tile_k}_{cluster:x2}_{schedule:word}_{scheduler:word}[_w{warps:x2}_s{stages}][_fast?fast][_swap?swap]_r{revision}"
 )
 
 
@@ -155,16 +150,10 @@ def parse_name(name: str, op: str) -> CutlassInstance:
     Raises:
         PluginError: this version has no instance of that name; the message names the unknown part.
     """
-    match = _NAME.fullmatch(name)
-    if not match:
+    fields = _NAME.parse(name)
+    if fields is None:
         raise PluginError(f"cutlass has no kernel {name!r} for {op}; names look like {EXAMPLE}")
-    fields: dict[str, Any] = {key: int(match[key] or 0) for key in ("tile_m", "tile_n", "tile_k", "stages", "revision")}
-    pairs = {key: tuple(map(int, (match[key] or "0x0").split("x"))) for key in ("cluster", "warps")}
     try:
-        switches = {"swap": bool(match["swap"]), "fast": bool(match["fast"])}
-        instance = CutlassInstance(**fields, **pairs, **switches, schedule=match["schedule"], scheduler=match["scheduler"])
+        return CutlassInstance(**fields)
     except PluginError as error:
         raise PluginError(f"cutlass has no kernel {name!r} for {op}: {error}") from None
-    if instance.name != name:
-        raise PluginError(f"cutlass has no kernel {name!r} for {op}; expected {instance.name}")
-    return instance

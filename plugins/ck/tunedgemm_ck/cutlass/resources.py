@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tunedgemm.plugin import Shape
-from tunedgemm.tools import ARCHITECTURES, dtype_bits
+from tunedgemm.tools.launching import ARCHITECTURES, dtype_bits
 
 from tunedgemm_ck.cutlass.kernels import KERNELS
 from tunedgemm_ck.cutlass.names import MAX_ACCUMULATORS, TENSOR_MEMORY, CutlassInstance

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import ARCHITECTURES
+from tunedgemm.tools.launching import ARCHITECTURES
 
 from tunedgemm_ck.tile.names import TileInstance
 from tunedgemm_ck.tile.resources import lds

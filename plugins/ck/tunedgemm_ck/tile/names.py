@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 
 import attrs
 from tunedgemm.plugin import PluginError
+from tunedgemm.tools.tables import KernelName
 
 _SHUFFLED, _BLOCKSCALE = "a8w8_bpreshuffle_cktile", "a8w8_blockscale_cktile"
 
@@ -21,11 +21,19 @@ MOST_BLOCKS = 4
 #: M, N and K of the matrix instruction; several of them make one step along K.
 _WARP_TILES = ((16, 16, 32), (16, 16, 64), (16, 16, 128), (32, 32, 16), (32, 32, 32), (32, 32, 64))
 
-_SIZES = "_".join(rf"(?P<{sizes}>\d{{1,4}}x\d{{1,4}}x\d{{1,4}})" for sizes in ("tile", "warps", "warp_tile"))
-_PATTERNS = {
-    _SHUFFLED: rf"(?P<traits>\d{{1,3}}(x\d{{1,3}}){{9}})_{_SIZES}_(?P<scheduler>[a-z]+)",
-    _BLOCKSCALE: rf"{_SIZES}_(?P<scheduler>[a-z]+)_(?P<traits>[01]x[01]x[01])_(?P<blocks>\d)(?P<aqrm>_aqrm)?",
+_FORMS = {
+    _SHUFFLED: KernelName(f"{_SHUFFLED}_{{traits:x9}}x{{blocks}}_{{tile:x3}}_{{warps:x3}}_{{warp_tile:x3}}_{{scheduler:word}}", "traits"),
+    _BLOCKSCALE: KernelName(
+        f"{_BLOCKSCALE}_{{tile:x3}}_{{warps:x3}}_{{warp_tile:x3}}_{{scheduler:word}}_{{traits:x3}}_{{blocks}}[_aqrm?row_major_scales]",
+        "traits",
+    ),
 }
+#: Fields behind the numbers of ``traits``, in order; three of `pad`.
+_TRAITS = {
+    _SHUFFLED: ("transpose_c", "sparse", "group_num", "m01", "wave_groups", "double_buffer", "pad_m", "pad_n", "pad_k"),
+    _BLOCKSCALE: ("permute_n", "transpose_c", "persistent"),
+}
+_COUNTS = ("group_num", "m01", "wave_groups")
 EXAMPLES = {
     _SHUFFLED: "a8w8_bpreshuffle_cktile_0x0x8x4x1x0x0x0x0x1_16x64x512_1x4x1_16x16x64_default",
     _BLOCKSCALE: "a8w8_blockscale_cktile_128x128x128_1x4x1_16x16x64_intrawave_0x1x0_1",
@@ -94,12 +102,12 @@ class TileInstance:
     @property
     def name(self) -> str:
         """Return ``kernelName``."""
-        sizes = ["x".join(map(str, sizes)) for sizes in (self.tile, self.warps, self.warp_tile)]
-        if PREFIXES[self.op] == _SHUFFLED:
-            traits = (self.transpose_c, self.sparse, self.group_num, self.m01, self.wave_groups, self.double_buffer, *self.pad, self.blocks)
-            return "_".join([_SHUFFLED, "x".join(str(int(trait)) for trait in traits), *sizes, self.scheduler])
-        switches = "x".join(str(int(trait)) for trait in (self.permute_n, self.transpose_c, self.persistent))
-        return "_".join([_BLOCKSCALE, *sizes, self.scheduler, switches, str(self.blocks)]) + "_aqrm" * self.row_major_scales
+        prefix = PREFIXES[self.op]
+        values = {
+            **{name: getattr(self, name, 0) for name in _TRAITS[prefix]},
+            **dict(zip(("pad_m", "pad_n", "pad_k"), self.pad, strict=False)),
+        }
+        return _FORMS[prefix].write(self, tuple(values[name] for name in _TRAITS[prefix]))
 
 
 def _faults(of: TileInstance) -> list[tuple[str, str]]:
@@ -128,31 +136,12 @@ def parse_name(name: str, op: str) -> TileInstance:
     prefix = PREFIXES.get(op)
     if prefix is None:
         raise PluginError(f"cktile has no instances of op {op!r}; supported: {', '.join(PREFIXES)}")
-    match = re.fullmatch(rf"{prefix}_{_PATTERNS[prefix]}", name)
-    if not match:
+    fields = _FORMS[prefix].parse(name)
+    if fields is None:
         raise PluginError(f"cktile {op} has no kernel {name!r}: names look like {EXAMPLES[prefix]}")
-    texts = match.groupdict()
-    traits = tuple(map(int, texts["traits"].split("x")))
-    tile, warps, warp_tile = (tuple(map(int, texts[sizes].split("x"))) for sizes in ("tile", "warps", "warp_tile"))
-    if prefix == _BLOCKSCALE:
-        permute_n, transpose_c, persistent = map(bool, traits)
-        rest = {"permute_n": permute_n, "persistent": persistent, "row_major_scales": bool(texts["aqrm"]), "blocks": int(texts["blocks"])}
-        return TileInstance(op, tile, warps, warp_tile, texts["scheduler"], transpose_c=transpose_c, **rest)  # type: ignore[arg-type]
-    switches = (*traits[:2], *traits[5:9])
-    if any(switch > 1 for switch in switches):
-        raise PluginError(f"cktile {op} has no kernel {name!r}: switches must be 0 or 1 (got {texts['traits']!r})")
-    return TileInstance(
-        op,
-        tile,  # type: ignore[arg-type]
-        warps,  # type: ignore[arg-type]
-        warp_tile,  # type: ignore[arg-type]
-        texts["scheduler"],
-        blocks=traits[9],
-        transpose_c=bool(traits[0]),
-        sparse=bool(traits[1]),
-        group_num=traits[2],
-        m01=traits[3],
-        wave_groups=traits[4],
-        double_buffer=bool(traits[5]),
-        pad=tuple(map(bool, traits[6:9])),
-    )
+    traits = dict(zip(_TRAITS[prefix], fields.pop("traits"), strict=True))
+    if wrong := [trait for trait, value in traits.items() if value > 1 and trait not in _COUNTS]:
+        raise PluginError(f"cktile {op} has no kernel {name!r}: switches must be 0 or 1 (got {traits[wrong[0]]} for {wrong[0]})")
+    values = {trait: value if trait in _COUNTS else bool(value) for trait, value in traits.items()}
+    pad = tuple(values.pop(f"pad_{size}") for size in "mnk" if f"pad_{size}" in values)
+    return TileInstance(op, **fields, **values, pad=pad)

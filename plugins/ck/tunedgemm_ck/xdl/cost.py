@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import dtype_bits
+from tunedgemm.tools.launching import dtype_bits
 
 from tunedgemm_ck.problem import batches_of
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import attrs
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import ARCHITECTURES, dtype_bits, scale_order
+from tunedgemm.tools.launching import ARCHITECTURES, dtype_bits, scale_order
 
 from tunedgemm_ck.problem import batches_of
 from tunedgemm_ck.xdl.names import FORMS, WAVE, XdlInstance

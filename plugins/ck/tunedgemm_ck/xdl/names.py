@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 
 import attrs
 from tunedgemm.plugin import PluginError
+from tunedgemm.tools.tables import KernelName
 
 #: Lanes of a wavefront of CDNA.
 WAVE = 64
@@ -32,7 +32,7 @@ _SHUFFLED = ("tile", "k1", "xdl", "a_cluster", "b_cluster", "c_cluster", "store"
 _BLOCKSCALE = ("scale", "tile", "k1", "xdl", "per_wave", "a_cluster", "b_cluster", "c_cluster", "store1", "shuffle")
 
 
-@attrs.frozen
+@attrs.frozen(slots=False)
 class Form:
     """How AITER names the instances of an op.
 
@@ -45,6 +45,12 @@ class Form:
     prefix: str
     parts: tuple[str, ...]
     bits: int
+
+    @functools.cached_property
+    def form(self) -> KernelName:
+        """Return the form of the names, whose fields are the parts."""
+        parts = (f"{{{part}:x{_PARTS[part]}}}" for part in self.parts)
+        return KernelName("_".join([self.prefix, *parts, "{scheduler:word}", "v{pipeline}"]), "tile", "k1", "store1")
 
     @property
     def example(self) -> str:
@@ -128,21 +134,10 @@ class XdlInstance:
         return self.m // (self.xdl[0] * self.per_wave[0]), self.n // (self.xdl[1] * self.per_wave[1])
 
     @property
-    def parts(self) -> dict[str, tuple[int, ...]]:
-        """Return the parts of the name and their numbers."""
-        numbers = {
-            "scale": self.scale,
-            "tile": (self.threads, self.m, self.n, self.k),
-            "k1": (self.a_k1, self.b_k1),
-            "store1": self.store,
-        }
-        return {part: numbers[part] if part in numbers else getattr(self, part) for part in FORMS[self.op].parts}
-
-    @property
     def name(self) -> str:
         """Return ``kernelName``."""
-        numbers = ["x".join(map(str, part)) for part in self.parts.values()]
-        return "_".join([FORMS[self.op].prefix, *numbers, self.scheduler, f"v{self.pipeline}"])
+        form = FORMS[self.op].form
+        return form.write(self, (self.threads, self.m, self.n, self.k), (self.a_k1, self.b_k1), self.store)
 
 
 def _faults(of: XdlInstance) -> list[tuple[str, str]]:
@@ -196,19 +191,12 @@ def parse_name(name: str, op: str) -> XdlInstance:
     form = FORMS.get(op)
     if form is None:
         raise PluginError(f"ck has no instances of op {op!r}; supported: {', '.join(FORMS)}")
-    if not name.startswith(form.prefix + "_"):
+    fields = form.form.parse(name)
+    if fields is None:
         raise PluginError(f"ck {op} has no kernel {name!r}: names look like {form.example}")
-    *texts, scheduler, pipeline = [*name.removeprefix(form.prefix + "_").split("_"), "", ""][:-2] or ["", ""]
-    if len(texts) != len(form.parts):
-        raise PluginError(f"ck {op} has no kernel {name!r}: it must have {len(form.parts)} parts as in {form.example} (got {len(texts)})")
-    numbers: dict[str, tuple[int, ...]] = {}
-    for part, text in zip(form.parts, texts, strict=True):
-        if not re.fullmatch(r"[1-9]\d{0,4}(x[1-9]\d{0,4})*", text) or text.count("x") + 1 != _PARTS[part]:
-            raise PluginError(f"ck {op} has no kernel {name!r}: {part} must be {_PARTS[part]} numbers (got {text!r})")
-        numbers[part] = tuple(map(int, text.split("x")))
-    if not re.fullmatch(r"v\d", pipeline):
-        raise PluginError(f"ck {op} has no kernel {name!r}: the pipeline must be v1 to v5 (got {pipeline!r})")
-    return _built(op, numbers, scheduler, int(pipeline[1:]))
+    if zeros := [part for part, numbers in fields.items() if isinstance(numbers, tuple) and 0 in numbers]:
+        raise PluginError(f"ck {op} has no kernel {name!r}: {zeros[0]} must be positive numbers (got {fields[zeros[0]]})")
+    return _built(op, fields, fields.pop("scheduler"), fields.pop("pipeline"))
 
 
 def _built(op: str, numbers: dict[str, tuple[int, ...]], scheduler: str, pipeline: int) -> XdlInstance:

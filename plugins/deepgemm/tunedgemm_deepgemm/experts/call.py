@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 from tunedgemm.plugin import Shape
-from tunedgemm.tools import torch_dtype
+from tunedgemm.tools.launching import torch_dtype
 
 from tunedgemm_deepgemm.experts.plan import Plan
 from tunedgemm_deepgemm.experts.steps import Steps

@@ -13,7 +13,8 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import Device, LaunchError
-from tunedgemm.tools import ForkSafeLock, artifact, private_folder
+from tunedgemm.tools.files import artifact, private_folder
+from tunedgemm.tools.launching import ForkSafeLock
 
 from tunedgemm_deepgemm.experts.plan import Plan, Program, Step
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import attrs
 from tunedgemm.plugin import Device, Shape, UserError
-from tunedgemm.tools import ARCHITECTURES, op_named, shape_of_texts
+from tunedgemm.tools.launching import ARCHITECTURES
+from tunedgemm.tools.tables import op_named, shape_of_texts
 
 from tunedgemm_triton.jsonfiles import buckets, files
 from tunedgemm_triton.jsonfiles.dialect import Dialect
@@ -100,7 +101,7 @@ def _unused(name: Name, bucket: tuple[str, Entry], dialect: Dialect) -> tuple[st
     key, entry = bucket
     unused = dialect.unused_of(entry, dialect.tags[name.tag])
     shape, device = _shape(name, key, dialect), Device(name.gfx, _UNITS)
-    if shape is None or not dialect.supports(shape, device):
+    if shape is None or dialect.unsupported(shape, device):
         return unused
     solution, notes = dialect.solution_of(entry, shape, device)
     if solution is None:

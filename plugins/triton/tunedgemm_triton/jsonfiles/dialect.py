@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import Device, Shape, Solution, Unsupported, UserError
+from tunedgemm.plugin import Device, Shape, Solution, UserError
 
 from tunedgemm_triton import families
 from tunedgemm_triton.families import FAMILIES, family_of
@@ -57,7 +57,7 @@ class Dialect:
         solution_of: (entry, shape, device) -> the solution and notes on unused parameters; or None
             and why.
         fits: (solution, shape, device) -> whether the solution is worth compiling.
-        supports: as the hook.
+        unsupported: (shape, device) -> why the static limits exclude the shape, or None.
         listed: (shape, device) -> the backend's own list of solutions, best guesses first.
     """
 
@@ -69,7 +69,7 @@ class Dialect:
     unused_of: Callable[[Entry, str], tuple[str, ...]]
     solution_of: Callable[[Entry, Shape, Device], tuple[Solution | None, tuple[str, ...]]]
     fits: Callable[[Solution, Shape, Device], bool]
-    supports: Callable[[Shape, Device], bool | Unsupported]
+    unsupported: Callable[[Shape, Device], str | None]
     listed: Callable[[Shape, Device], Any]
 
 
@@ -107,14 +107,13 @@ OURS = Dialect(
     unused_of=lambda entry, op: entries.parse_entry(entry, op).unused,
     solution_of=entries.solution_of,
     fits=_fits,
-    supports=families.supports,
+    unsupported=families.unsupported,
     listed=lambda shape, device: family_of(shape.op).enumerate_solutions(shape, device),
 )
 
 
 def dialect_of(libtype: str) -> Dialect:
-    """Return the dialect of an installed backend, the attribute ``dialect`` of its registered
-    object.
+    """Return the dialect of an installed backend, the attribute ``dialect`` of its hooks.
 
     Raises:
         UserError: the backend is not installed, cannot be imported, or has no dialect.
@@ -125,9 +124,11 @@ def dialect_of(libtype: str) -> Dialect:
     if not installed:
         raise UserError(f"backend {libtype!r} is not installed; install a package with that entry point in the group tunedgemm.backends")
     try:
-        dialect = getattr(installed[0].load(), "dialect", None)
+        dialect = getattr(getattr(installed[0].load(), "hooks", None), "dialect", None)
     except Exception as error:  # a plugin's import may raise anything
         raise UserError(f"backend {libtype!r} ({installed[0].value}): import failed: {type(error).__name__}: {error}") from None
     if not isinstance(dialect, Dialect):
-        raise UserError(f"backend {libtype!r} has no JSON files: its object needs a `dialect`, as tunedgemm_triton.author.TunedKernel has")
+        raise UserError(
+            f"backend {libtype!r} has no JSON files: its hooks need a `dialect`, as those of tunedgemm_triton.author.TunedKernel have"
+        )
     return dialect

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution, UserError
-from tunedgemm.tools import ARCHITECTURES
+from tunedgemm.tools.launching import ARCHITECTURES
 
 from tunedgemm_triton import names
 from tunedgemm_triton.families import family_of

@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import Device, Op, PluginError, Shape, Solution, UserError
-from tunedgemm.tools import Row, read_log, read_rows
+from tunedgemm.tools.tables import Row, read_log, read_rows
 
 from tunedgemm_triton.jsonfiles import buckets
 from tunedgemm_triton.jsonfiles import files as json_files

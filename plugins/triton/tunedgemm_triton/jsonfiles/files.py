@@ -20,7 +20,7 @@ from typing import Any
 
 import attrs
 from tunedgemm.plugin import UserError
-from tunedgemm.tools import JSON_MIB, SignatureError, check_signature, expanded, home_folder, read_regular, replace_file, signature_required
+from tunedgemm.tools.files import SignatureError, check_signature, expanded, home_folder, read_regular, replace_file, signature_required
 
 from tunedgemm_triton.jsonfiles.entries import Entry
 
@@ -29,6 +29,8 @@ VARIABLE = "TUNEDGEMM_TRITON_JSON"
 #: Folder of the files that come with this package.
 SHIPPED = Path(__file__).parents[1] / "configs"
 DEFAULT = "DEFAULT.json"
+#: Most MiB of a JSON file.
+MOST_MIB = 64
 
 #: (letter, size), as ("N", 2112).
 Sizes = tuple[tuple[str, int], ...]
@@ -151,7 +153,7 @@ def read(path: Path, *, serving: bool = False) -> Mapping[str, Entry]:
 @functools.lru_cache(maxsize=1024)
 def _read(path: Path, _state: tuple[int, ...], signed: bool) -> Mapping[str, Entry]:
     try:
-        raw = read_regular(path, JSON_MIB)
+        raw = read_regular(path, MOST_MIB)
         if signed:
             check_signature(path, raw)
         content = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_object)

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import Device, Option, Shape, Solution, Unsupported, UserError
-from tunedgemm.tools import JSON_MIB, expanded, read_regular
+from tunedgemm.plugin import Device, Option, Shape, Solution, UserError
+from tunedgemm.tools.files import expanded, read_regular
 
 from tunedgemm_triton import tiles
 from tunedgemm_triton.jsonfiles.dialect import Dialect
 from tunedgemm_triton.jsonfiles.entries import NAMES, SPLIT, Entry
+from tunedgemm_triton.jsonfiles.files import MOST_MIB
 
 #: The space of AITER's guide to tuning Triton kernels, by name.
 AITER = "aiter"
@@ -129,12 +130,10 @@ def listed(space: Space, dialect: Dialect, shape: Shape, device: Device) -> List
     return ListedSpace(fitting, len(different), reason)
 
 
-def enumerate_current(dialect: Dialect, shape: Shape, device: Device, supports: bool | Unsupported) -> Iterable[Solution] | None:
+def enumerate_current(dialect: Dialect, shape: Shape, device: Device) -> Iterable[Solution] | None:
     """Return the solutions of the space that the environment selects; None without one."""
     space = current()
-    if space is None:
-        return None
-    return listed(space, dialect, shape, device).solutions if supports else ()
+    return None if space is None else listed(space, dialect, shape, device).solutions
 
 
 def filter_current(near: Iterable[Solution], dialect: Dialect, shape: Shape, device: Device) -> Iterable[Solution]:
@@ -149,7 +148,7 @@ def filter_current(near: Iterable[Solution], dialect: Dialect, shape: Shape, dev
 @functools.lru_cache(maxsize=8)
 def _read(path: str, _changed: int) -> Space:
     try:
-        content = json.loads(read_regular(Path(path), JSON_MIB).decode("utf-8-sig"))
+        content = json.loads(read_regular(Path(path), MOST_MIB).decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: invalid JSON: {error.msg} (column {error.colno})") from None
     except (ValueError, RecursionError) as error:

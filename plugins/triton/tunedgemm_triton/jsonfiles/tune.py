@@ -14,20 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import Device, Op, Shape, Unsupported, UserError
-from tunedgemm.tools import (
-    Options,
-    Outcome,
-    Planned,
-    Row,
-    dtype_bits,
-    op_named,
-    read_rows,
-    shape_of_texts,
-    shuffle_weight,
-    torch_dtype,
-    tune,
-)
+from tunedgemm.plugin import Device, Op, Shape, UserError
+from tunedgemm.tools.launching import dtype_bits, torch_dtype
+from tunedgemm.tools.tables import Options, Outcome, Planned, Row, op_named, read_rows, shape_of_texts, shuffle_weight, tune
 
 from tunedgemm_triton.jsonfiles import buckets, export
 from tunedgemm_triton.jsonfiles import files as json_files
@@ -241,12 +230,12 @@ class _Run:
         self.say(f"Number of (N, K): {len(weights)}, {len(event.tasks)} shapes to time, {len(event.skipped)} in the table already")
 
     def _check_supported(self, device: Device) -> None:
-        supports = self.request.dialect.supports
-        refused = {shape: answer for shape in self.shapes if isinstance(answer := supports(shape, device), Unsupported)}
+        unsupported = self.request.dialect.unsupported
+        refused = {shape: reason for shape in self.shapes if (reason := unsupported(shape, device))}
         if refused:
-            shape, answer = next(iter(refused.items()))
+            shape, reason = next(iter(refused.items()))
             more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
-            raise UserError(f"{shape} on {device}{more}: unsupported by {self.request.dialect.libtype}: {answer}")
+            raise UserError(f"{shape} on {device}{more}: unsupported by {self.request.dialect.libtype}: {reason}")
 
     def _size(self, device: Device) -> str:
         """Return the number of configurations, as a text.

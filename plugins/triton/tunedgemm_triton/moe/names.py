@@ -9,11 +9,11 @@ decoded to bf16 in the kernel. `Solution.split_k` is the parts of K in the first
 from __future__ import annotations
 
 import functools
-import re
 from typing import ClassVar
 
 import attrs
 from tunedgemm.plugin import PluginError
+from tunedgemm.tools.tables import KernelName
 
 from tunedgemm_triton.names import check_revision, power, within
 
@@ -24,8 +24,8 @@ OP = "fmoe"
 REVISION = 1
 
 _EXAMPLE = "moe_r1_m64g8_n128k64w8s4_n128k64w8s4"
-_STAGE = r"_n(\d+)k(\d+)w(\d+)s(\d+)"
-_NAME = re.compile(rf"moe_r(\d+)_m(\d+)g(\d+){_STAGE}{_STAGE}((?:_t)?)((?:_a)?)((?:_d)?)")
+_STAGES = "".join(f"_n{{{of}.block_n}}k{{{of}.block_k}}w{{{of}.warps}}s{{{of}.stages}}" for of in ("first", "second"))
+_NAME = KernelName("moe_r{revision}_m{block_m}g{group_m}" + _STAGES + "[_t?swap][_a?alone][_d?decode]", "revision")
 
 
 @attrs.frozen(cache_hash=True)
@@ -66,8 +66,7 @@ class Moe:
     @property
     def name(self) -> str:
         """Return the text of ``kernelName``."""
-        stages = "".join(f"_n{tile.block_n}k{tile.block_k}w{tile.warps}s{tile.stages}" for tile in (self.first, self.second))
-        return f"moe_r{REVISION}_m{self.block_m}g{self.group_m}{stages}{'_t' * self.swap}{'_a' * self.alone}{'_d' * self.decode}"
+        return _NAME.write(self, revision=REVISION)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -77,9 +76,10 @@ def parse_name(name: str) -> Moe:
     Raises:
         PluginError: no fused mixture of experts of this revision has that name.
     """
-    match = _NAME.fullmatch(name)
-    if not match:
+    fields = _NAME.parse(name)
+    if fields is None:
         raise PluginError(f"unknown triton mixture of experts {name!r}; names look like {_EXAMPLE}")
-    revision, block_m, group_m, *sizes = map(int, match.groups()[:-3])
-    check_revision(name, revision, REVISION)
-    return Moe(block_m, group_m, Tile(*sizes[:4]), Tile(*sizes[4:]), *map(bool, match.groups()[-3:]))
+    check_revision(name, fields.pop("revision"), REVISION)
+    own = {field: value for field, value in fields.items() if "." not in field}
+    first, second = (Tile(**{field.name: fields[f"{of}.{field.name}"] for field in attrs.fields(Tile)}) for of in ("first", "second"))
+    return Moe(first=first, second=second, **own)

@@ -8,7 +8,7 @@ inter_dim], parts [pairs, model_dim]; `kernels` describes order, owners, used, c
 from __future__ import annotations
 
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import dtype_bits
+from tunedgemm.tools.launching import dtype_bits
 
 from tunedgemm_triton.build import TYPES, Constant
 from tunedgemm_triton.moe.names import Moe

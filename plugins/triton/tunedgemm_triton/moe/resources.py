@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import ARCHITECTURES, dtype_bits, unusual_experts
+from tunedgemm.tools.launching import ARCHITECTURES, dtype_bits, unusual_experts
 
 from tunedgemm_triton import installed
 from tunedgemm_triton.limits import MAX_GRID_YZ, MAX_TILES, unsupported_fp8, unsupported_with

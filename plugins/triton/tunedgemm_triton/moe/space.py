@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
-from tunedgemm.tools import ARCHITECTURES, dtype_bits
+from tunedgemm.tools.launching import ARCHITECTURES, dtype_bits
 
 from tunedgemm_triton.moe.names import Moe, Tile, parse_name
 from tunedgemm_triton.moe.resources import fits, pairs_of, rows_of, scale_of, tiles_of, unsupported

@@ -7,11 +7,11 @@ Flags: ``t`` transposed product, ``d`` decoded to bf16 in the kernel instead of 
 from __future__ import annotations
 
 import functools
-import re
 from typing import ClassVar
 
 import attrs
 from tunedgemm.plugin import PluginError
+from tunedgemm.tools.tables import KernelName
 
 from tunedgemm_triton.names import check_revision, power, within
 
@@ -22,7 +22,7 @@ REVISION = 1
 OPS = {"a4w4_blockscale": "fp4x2", "a16w4_blockscale": "bf16"}
 
 _EXAMPLE = "mx_r1_m64n128k128_g8_w4s3"
-_NAME = re.compile(r"mx_r(\d+)_m(\d+)n(\d+)k(\d+)_g(\d+)_w(\d+)s(\d+)((?:_t)?)((?:_d)?)")
+_NAME = KernelName("mx_r{revision}_m{block_m}n{block_n}k{block_k}_g{group_m}_w{warps}s{stages}[_t?swap][_d?decode]", "revision")
 
 
 @attrs.frozen(cache_hash=True)
@@ -44,8 +44,7 @@ class Mx:
     @property
     def name(self) -> str:
         """Return the text of ``kernelName``."""
-        tile = f"m{self.block_m}n{self.block_n}k{self.block_k}_g{self.group_m}_w{self.warps}s{self.stages}"
-        return f"mx_r{REVISION}_{tile}{'_t' * self.swap}{'_d' * self.decode}"
+        return _NAME.write(self, revision=REVISION)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -55,9 +54,8 @@ def parse_name(name: str) -> Mx:
     Raises:
         PluginError: no product of mxfp4 of this revision has that name.
     """
-    match = _NAME.fullmatch(name)
-    if not match:
+    fields = _NAME.parse(name)
+    if fields is None:
         raise PluginError(f"unknown triton product of mxfp4 {name!r}; names look like {_EXAMPLE}")
-    revision, *sizes = map(int, match.groups()[:-2])
-    check_revision(name, revision, REVISION)
-    return Mx(*sizes, *map(bool, match.groups()[-2:]))
+    check_revision(name, fields.pop("revision"), REVISION)
+    return Mx(**fields)

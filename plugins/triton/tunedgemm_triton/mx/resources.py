@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import ARCHITECTURES
+from tunedgemm.tools.launching import ARCHITECTURES
 
 from tunedgemm_triton.limits import MAX_PARTIAL_BYTES, MAX_TILES, unsupported_with
 from tunedgemm_triton.mx.names import OPS, Mx

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import attrs
 from tunedgemm.plugin import Device
 from tunedgemm_vllm import Vllm
+from tunedgemm_vllm import vllm as real
 from tunedgemm_vllm.library import Vendor
 
-vllm = Vllm("fakevllm", Vendor("vllm_stand_in", "vllm_stand_in_C"), Device("sm_90", 132, "nvidia-h200"))
+hooks = Vllm("fakevllm", Vendor("vllm_stand_in", "vllm_stand_in_C"))
+vllm = attrs.evolve(real, libtype="fakevllm", hooks=hooks, host=Device("sm_90", 132, "nvidia-h200"))

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import attrs
-import tunedgemm_aiter
 from tunedgemm.plugin import Device
-from tunedgemm_aiter import Aiter
+from tunedgemm_aiter import backend_of
 
 MI355X = Device("gfx950", 256, "amd-instinct-mi355x")
 
 
-def _over(real: Aiter) -> Aiter:
-    return attrs.evolve(real, libtype=f"fake{real.libtype}", host=MI355X)
-
-
-flydsl = _over(tunedgemm_aiter.flydsl)
-opus = _over(tunedgemm_aiter.opus)
-gluon = _over(tunedgemm_aiter.gluon)
-aiter = _over(tunedgemm_aiter.aiter)
+flydsl, opus, gluon, aiter = (
+    attrs.evolve(backend_of(family, f"fake{family}"), host=MI355X) for family in ("flydsl", "opus", "gluon", "aiter")
+)

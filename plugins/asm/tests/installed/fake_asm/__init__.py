@@ -7,9 +7,11 @@ from __future__ import annotations
 import functools
 import os
 
-from tunedgemm.plugin import Device
-from tunedgemm.tools import Driver, DriverInterface, bind_driver
-from tunedgemm_asm import Asm
+import attrs
+from tunedgemm.plugin import Backend, Device
+from tunedgemm.testing.stand_in import bind_driver
+from tunedgemm.tools.launching import Driver, DriverInterface
+from tunedgemm_asm import Asm, asm
 
 
 @functools.cache
@@ -17,5 +19,9 @@ def _driver(interface: DriverInterface) -> Driver:
     return bind_driver(interface, os.environ["FAKE_ASM_LIBRARY"])
 
 
-mi300x = Asm("fakeasm", driver=_driver, host=Device("gfx942", 304, "amd-instinct-mi300x"))
-mi355x = Asm("fakeasm950", driver=_driver, host=Device("gfx950", 256, "amd-instinct-mi355x"))
+def _over(libtype: str, host: Device) -> Backend:
+    return attrs.evolve(asm, libtype=libtype, hooks=Asm(libtype, driver=_driver), host=host)
+
+
+mi300x = _over("fakeasm", Device("gfx942", 304, "amd-instinct-mi300x"))
+mi355x = _over("fakeasm950", Device("gfx950", 256, "amd-instinct-mi355x"))

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import attrs
 import tunedgemm_ck
-from tunedgemm.plugin import Device
-from tunedgemm_ck import TemplateBackend
+from tunedgemm.plugin import Backend, Device
+from tunedgemm_ck import backend_of
 
 H200, MI300X = Device("sm_90", 132, "nvidia-h200"), Device("gfx942", 304, "amd-instinct-mi300x")
 
 
-def _over(real: TemplateBackend, host: Device) -> TemplateBackend:
-    return attrs.evolve(real, family=attrs.evolve(real.family, libtype=f"fake{real.family.libtype}"), host=host)
+def _over(real: Backend, host: Device) -> Backend:
+    return backend_of(attrs.evolve(real.hooks.family, libtype=f"fake{real.libtype}"), real.hooks.finder, host)
 
 
 cutlass = _over(tunedgemm_ck.cutlass, H200)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import unusual_experts
+from tunedgemm.tools.launching import unusual_experts
 
 from tunedgemm_ck.cutlass.cost import ceil_div
 from tunedgemm_ck.cutlass.limits import ALIGNMENT, MAX_BYTES, unfit_parameters

@@ -9,7 +9,7 @@ import functools
 
 import attrs
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import ARCHITECTURES, unusual_experts
+from tunedgemm.tools.launching import ARCHITECTURES, unusual_experts
 
 from tunedgemm_ck.family import Instance
 from tunedgemm_ck.names import Stages

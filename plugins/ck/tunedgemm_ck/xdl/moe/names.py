@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import re
 
 import attrs
 from tunedgemm.plugin import PluginError
+from tunedgemm.tools.tables import KernelName
 
 from tunedgemm_ck.xdl.names import WAVE
 
@@ -33,10 +33,10 @@ ACTIVATIONS = ("gelu", "silu", "swiglu")
 #: AITER's words for dtypes of operands.
 DTYPE_WORDS = {"B16": "bf16", "F16": "fp16", "F8": "fp8", "I8": "int8", "I4": "int4", "FP4X2": "fp4x2"}
 
-_PATTERN = (
-    r"moe_ck2stages_gemm(?P<stage>[12])_(?P<tile>\d{1,4}x\d{1,4}x\d{1,4}x\d{1,4})_(?P<waves>\dx\d)_(?P<epilogue>[A-Za-z0-9]+)"
-    r"_v(?P<pipeline>[1-5])_Nswizzle(?P<swizzle>[01])_Quant(?P<quant>\d)_MulRoutedWeight(?P<weighted>[01])(_(?P<act>[a-z]+))?"
-    r"_(?P<dtypes>[A-Z0-9]+_[A-Z0-9]+_[A-Z0-9]+)"
+_NAME = KernelName(
+    "moe_ck2stages_gemm{stage}_{threads}x{m}x{n}x{k}_{waves:x2}_{epilogue:word}_v{pipeline}"
+    "_Nswizzle{swizzle}_Quant{quant}_MulRoutedWeight{weighted}[_{act:word}]_{x:word}_{weight:word}_{out:word}",
+    *("x", "weight", "out"),
 )
 EXAMPLE = "moe_ck2stages_gemm1_256x32x64x128_1x4_MulABScale_v1_Nswizzle0_Quant2_MulRoutedWeight0_silu_F8_F8_B16"
 
@@ -109,10 +109,7 @@ class MoeInstance:
     @property
     def name(self) -> str:
         """Return ``kernelName1`` or ``kernelName2``."""
-        tile, _, pipeline = self.tile.rpartition("_")
-        switches = f"Nswizzle{int(self.swizzle)}_Quant{self.quant}_MulRoutedWeight{int(self.weighted)}"
-        words = [f"moe_ck2stages_gemm{self.stage}", tile, self.epilogue, pipeline, switches, self.act, *self.dtypes]
-        return "_".join(filter(None, words))
+        return _NAME.write(self, *self.dtypes)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -122,23 +119,14 @@ def parse_moe(name: str) -> MoeInstance:
     Raises:
         PluginError: no stage has that name; the message names the unknown part.
     """
-    match = re.fullmatch(_PATTERN, name)
-    if not match:
+    fields = _NAME.parse(name)
+    if (
+        fields is None
+        or fields["stage"] not in (1, 2)
+        or fields["pipeline"] not in range(1, 6)
+        or max(fields["swizzle"], fields["weighted"]) > 1
+    ):
         raise PluginError(f"ck fmoe has no kernel {name!r}: names look like {EXAMPLE}")
-    texts = match.groupdict()
-    threads, m, n, k = map(int, texts["tile"].split("x"))
-    return MoeInstance(
-        stage=int(texts["stage"]),
-        threads=threads,
-        m=m,
-        n=n,
-        k=k,
-        waves=tuple(map(int, texts["waves"].split("x"))),  # type: ignore[arg-type]
-        epilogue=texts["epilogue"],
-        pipeline=int(texts["pipeline"]),
-        swizzle=texts["swizzle"] == "1",
-        quant=int(texts["quant"]),
-        weighted=texts["weighted"] == "1",
-        act=texts["act"] or "",
-        dtypes=tuple(texts["dtypes"].split("_")),  # type: ignore[arg-type]
-    )
+    dtypes = (fields.pop("x"), fields.pop("weight"), fields.pop("out"))
+    switches = {switch: bool(fields.pop(switch)) for switch in ("swizzle", "weighted")}
+    return MoeInstance(**{"act": "", **fields, **switches}, dtypes=dtypes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools import dtype_bits
+from tunedgemm.tools.launching import dtype_bits
 
 from tunedgemm_ck.family import Instance
 from tunedgemm_ck.names import Stages

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import tunedgemm_deepgemm
 from tunedgemm.plugin import Device, PluginError
-from tunedgemm.tools import environment_with
+from tunedgemm.tools.launching import environment_with
 from tunedgemm_deepgemm.build import Target
 from tunedgemm_deepgemm.experts.plan import Plan
 from tunedgemm_deepgemm.experts.steps import Steps, TritonSteps
@@ -81,4 +81,6 @@ class HostSteps(TritonSteps):
 
 
 ACCESS = Access(find, toolkit, lambda installation: "", open_copy, compile_ahead, HostSteps())
-deepgemm = attrs.evolve(tunedgemm_deepgemm.deepgemm, libtype="fakedeepgemm", access=ACCESS, host=H200)
+deepgemm = attrs.evolve(
+    tunedgemm_deepgemm.deepgemm, libtype="fakedeepgemm", hooks=tunedgemm_deepgemm.DeepGemm("fakedeepgemm", ACCESS), host=H200
+)

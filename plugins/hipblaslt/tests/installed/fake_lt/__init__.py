@@ -8,7 +8,7 @@ from pathlib import Path
 
 import attrs
 from tunedgemm.plugin import Device
-from tunedgemm_hipblaslt import LtBackend
+from tunedgemm_hipblaslt import backend_of
 from tunedgemm_hipblaslt.abi import CUBLASLT, HIPBLASLT, Abi
 from tunedgemm_hipblaslt.library import Library, bind_functions
 
@@ -19,5 +19,5 @@ def _load(abi: Abi) -> Library:
     return bind_functions(abi, str(path))
 
 
-hip = LtBackend(attrs.evolve(HIPBLASLT, libtype="fakehip"), load=_load, host=Device("gfx942", 304, "amd-instinct-mi300x"))
-cu = LtBackend(attrs.evolve(CUBLASLT, libtype="fakecu"), load=_load, host=Device("sm_90", 132, "nvidia-h200"))
+hip = backend_of(attrs.evolve(HIPBLASLT, libtype="fakehip"), load=_load, host=Device("gfx942", 304, "amd-instinct-mi300x"))
+cu = backend_of(attrs.evolve(CUBLASLT, libtype="fakecu"), load=_load, host=Device("sm_90", 132, "nvidia-h200"))

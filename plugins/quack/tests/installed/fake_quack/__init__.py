@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import attrs
 from tunedgemm.plugin import Device
-from tunedgemm_quack import Quack
+from tunedgemm_quack import Quack, quack
 from tunedgemm_quack.library import Installation, Library, functions_of
 
 VERSION = "quack 0.6.5 cutlass-dsl 4.8.1"
@@ -16,4 +17,5 @@ def load() -> Library:
     return functions_of(gemm, VERSION)
 
 
-fakequack = Quack("fakequack", lambda: Installation(VERSION), str, load, host=Device("sm_90", 132, "nvidia-h200"))
+hooks = Quack("fakequack", lambda: Installation(VERSION), str, load)
+fakequack = attrs.evolve(quack, libtype="fakequack", hooks=hooks, host=Device("sm_90", 132, "nvidia-h200"))

@@ -9,9 +9,11 @@ import functools
 import os
 from pathlib import Path
 
-from tunedgemm.plugin import Device
-from tunedgemm.tools import Driver, DriverInterface, bind_driver
-from tunedgemm_skinny import Skinny, rtc
+import attrs
+from tunedgemm.plugin import Backend, Device
+from tunedgemm.testing.stand_in import bind_driver
+from tunedgemm.tools.launching import Driver, DriverInterface
+from tunedgemm_skinny import Skinny, rtc, skinny
 
 _RTC, _DRIVER = {"nvidia": "nvrtc", "amd": "hiprtc"}, {"nvidia": "cuda", "amd": "hip"}
 
@@ -30,5 +32,9 @@ def _driver(interface: DriverInterface) -> Driver:
     return bind_driver(interface, _file(_DRIVER[interface.kind]))
 
 
-cuda = Skinny("skinnycuda", _compiler, _driver, Device("sm_90", 132, "nvidia-h200"))
-hip = Skinny("skinnyhip", _compiler, _driver, Device("gfx942", 304, "amd-instinct-mi300x"))
+def _over(libtype: str, host: Device) -> Backend:
+    return attrs.evolve(skinny, libtype=libtype, hooks=Skinny(libtype, _compiler, _driver), host=host)
+
+
+cuda = _over("skinnycuda", Device("sm_90", 132, "nvidia-h200"))
+hip = _over("skinnyhip", Device("gfx942", 304, "amd-instinct-mi300x"))

@@ -1,0 +1,305 @@
+"""Backend: what a plugin registers under one libtype, and the guarded questions of the core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from tunedgemm.backends import split
+from tunedgemm.backends.contract import (
+    bound_hooks,
+    check_contract,
+    check_libtype,
+    check_ops,
+    check_options,
+    check_orders,
+    check_platforms,
+    check_rows,
+    check_variables,
+    tuple_of,
+)
+from tunedgemm.backends.hookspecs import CONTRACT
+from tunedgemm.backends.launcher import Launcher
+from tunedgemm.backends.option import Option
+from tunedgemm.backends.platforms import Platform
+from tunedgemm.device import Device
+from tunedgemm.errors import PluginError
+from tunedgemm.ops.scale_order import SHUFFLED, scale_order, usual_order
+from tunedgemm.process.foreign import attempt
+from tunedgemm.process.memory import is_out_of_memory
+from tunedgemm.shape import Shape
+from tunedgemm.solution import ADD, Solution, Unsupported
+from tunedgemm.text.cell import RULE, is_kept
+from tunedgemm.text.printable import warn_once
+
+#: Most solutions of one list; a longer one never ends.
+MOST_SOLUTIONS = 500_000
+_END = object()
+
+
+@attrs.frozen(eq=False)
+class Backend:
+    """A plugin's kernels under one libtype: facts as fields, and an object with the hooks.
+
+    Its methods ask the hooks, check the answers, and raise PluginError where a plugin breaks the
+    contract. A hook gets the device whose limits apply, and only supported shapes. Where the core
+    adds a bias after a kernel, the plugin is asked about the kernel alone.
+
+    Raises:
+        PluginError: a field or a hook is not as described here.
+
+    Attributes:
+        libtype: the name of the entry point.
+        hooks: a module or an instance whose public functions are hooks, marked with `hookimpl`.
+        ops: names of the ops that it covers; the core asks about no others.
+        platforms: the architectures that it serves, what each needs installed, and where it ran.
+        rows: rows of other libtypes that it runs as well, each as ``op:libtype``, where the row's
+            own backend does not.
+        scale_orders: the orders of scales that it reads, apart from the usual one of a shape.
+        options: its settings for a run of the tuner.
+        variables: the environment variables that it reads, apart from those of its options.
+        contract: the contract that it was written for.
+        host: the device that a CPU emulates, in tests over fakes.
+        distribution, version: where it was found; the registry sets them.
+        functions: hook name -> function of all of its arguments by position.
+    """
+
+    libtype: str = attrs.field(validator=check_libtype)
+    hooks: Any
+    contract: int = attrs.field(default=CONTRACT, kw_only=True, validator=check_contract)
+    ops: tuple[str, ...] = attrs.field(kw_only=True, validator=[tuple_of(str), check_ops])
+    platforms: tuple[Platform, ...] = attrs.field(default=(), kw_only=True, validator=[tuple_of(Platform), check_platforms])
+    rows: tuple[str, ...] = attrs.field(default=(), kw_only=True, validator=[tuple_of(str), check_rows])
+    scale_orders: tuple[str, ...] = attrs.field(default=(), kw_only=True, validator=[tuple_of(str), check_orders])
+    options: tuple[Option, ...] = attrs.field(default=(), kw_only=True, validator=[tuple_of(Option), check_options])
+    variables: tuple[str, ...] = attrs.field(default=(), kw_only=True, validator=[tuple_of(str), check_variables])
+    host: Device | None = attrs.field(default=None, kw_only=True)
+    distribution: str = attrs.field(default="", kw_only=True)
+    version: str = attrs.field(default="", kw_only=True)
+    functions: Mapping[str, Callable[..., Any]] = attrs.field(init=False, repr=False)
+
+    @functions.default
+    def _functions(self) -> Mapping[str, Callable[..., Any]]:
+        return bound_hooks(self.libtype, self.hooks)
+
+    def refusal(self, shape: Shape, device: Device, solution: Solution | None = None) -> Unsupported | None:
+        """Return why the static limits exclude a shape, which may be the hook's exception; else None.
+
+        With a *solution*, ask for the shape that its kernel runs.
+        """
+        if solution is not None:
+            whole = split.kernel_and_shape(solution, shape)
+            if isinstance(whole, Unsupported):
+                return whole
+            _, shape = whole
+        if shape.op not in self.ops:
+            return Unsupported(f"op {shape.op} is not covered (covers {', '.join(self.ops)})")
+        orders = (usual_order(shape), *self.scale_orders)
+        if (order := scale_order(shape)) not in orders:
+            return Unsupported(f"scale_order must be {' or '.join(dict.fromkeys(orders))} (got {order})")
+        answer: Unsupported | None = self._asked("supports", type(None), shape, device.limiting(self.host))
+        return answer
+
+    def solutions(self, shape: Shape, device: Device) -> list[Solution]:
+        """Return the solutions of a shape in the plugin's order, without duplicates; none of a refused one.
+
+        Raises:
+            PluginError: the hook raised, or returned anything but Solutions of this libtype.
+        """
+        return list(dict.fromkeys(self.iterate(shape, device)))
+
+    def iterate(self, shape: Shape, device: Device) -> Iterator[Solution]:
+        """Yield the solutions of a shape, as the plugin lists them; none of a refused one.
+
+        Raises:
+            PluginError: as `solutions`.
+        """
+        return iter(()) if self.refusal(shape, device) else self._listed("enumerate_solutions", shape, device)
+
+    def refine(self, solution: Solution, shape: Shape, device: Device) -> list[Solution]:
+        """Return the neighbours of a solution; none where the plugin has no `refine`."""
+        whole = split.kernel_and_shape(solution, shape)
+        if "refine" not in self.functions or isinstance(whole, Unsupported) or self.refusal(whole[1], device):
+            return []
+        neighbours = list(dict.fromkeys(self._listed("refine", *whole, device)))
+        return [split.with_add(near) for near in neighbours] if split.is_split(solution) else neighbours
+
+    def _listed(self, hook: str, *arguments: Any) -> Iterator[Solution]:
+        """Yield the solutions that a hook gives, each checked."""
+        *before, device = arguments
+        listed: Any = None
+        solutions, raised = attempt(lambda: iter(self.functions[hook](*before, device.limiting(self.host))))
+
+        def following() -> tuple[Any, str]:
+            solution = next(solutions, _END)
+            return solution, "" if solution is _END else self._fault_of(solution)
+
+        for _ in range(MOST_SOLUTIONS):
+            if not raised:
+                listed, raised = attempt(following)
+            if fault := f"raised {raised}" if raised else listed[1]:
+                raise PluginError(f"libtype {self.libtype!r}: {hook}() {fault}")
+            if listed[0] is _END:
+                return
+            yield listed[0]
+        raise PluginError(f"libtype {self.libtype!r}: {hook}() lists more than {MOST_SOLUTIONS} solutions")
+
+    def _fault_of(self, solution: Any) -> str:
+        """Return why a listed value breaks the contract, or ""."""
+        if not isinstance(solution, Solution) or solution.libtype != self.libtype:
+            return f"returned a foreign solution: {solution!r}"
+        return f"returned {solution}; names that end in {ADD} are the core's" if solution.kernel_name.endswith(ADD) else ""
+
+    def heuristic_fallback(self, shape: Shape, device: Device) -> Solution | None:
+        """Return the plugin's choice for an untuned call; None where it has none or its hook fails."""
+        hook = self.functions.get("heuristic_fallback")
+        if hook is None or self.refusal(shape, device):
+            return None
+
+        def own() -> Solution | None:
+            choice = hook(shape, device.limiting(self.host))
+            return choice if isinstance(choice, Solution) and choice.libtype == self.libtype else None
+
+        chosen: Solution | None = attempt(own)[0]  # if it raises, an untuned call has other fallbacks
+        return chosen
+
+    def bind(self, solution: Solution, shape: Shape, device: Device, *, asked: bool = False) -> Launcher | Unsupported:
+        """Return the launcher of a solution for exactly this shape; an exception becomes a refusal.
+
+        *asked* says that `refusal` has just accepted the shape of the solution's kernel.
+
+        The plugin's launcher gets plain tensors: shuffled weights and scales come as their bytes
+        are in memory. A plain `run`, which does not get the shape, gets the operands unchanged.
+        """
+        whole = split.kernel_and_shape(solution, shape)
+        if isinstance(whole, Unsupported):
+            return whole
+        if split.is_split(solution):
+            of_product = self.bind(*whole, device, asked=asked)
+            return split.wrap_with_add(of_product, shape) if isinstance(of_product, Launcher) else of_product
+        answer = self.bind_unwrapped(solution, shape, device, asked=asked)
+        return with_plain_weights(answer, shape) if isinstance(answer, Launcher) and "bind" in self.functions else answer
+
+    def bind_unwrapped(self, solution: Solution, shape: Shape, device: Device, *, asked: bool = False) -> Launcher | Unsupported:
+        """Bind without the wrapper between the operands of a call and the plugin's launcher."""
+        if not asked and (refusal := self.refusal(shape, device)):
+            return refusal
+        if not (limiting := device.limiting(self.host)).is_present:
+            return Unsupported(f"device: not present (got {device})")
+        if "bind" not in self.functions:
+            run = self.functions["run"]
+            # A plain `run` may do anything at its first call, so it is kept out of
+            # captures.
+            return Launcher(lambda *operands: run(solution, operands), graph_safe=False)
+        answer: Launcher | Unsupported = self._asked("bind", Launcher, solution, shape, limiting)
+        return answer
+
+    def _asked(self, hook: str, wanted: type[Any], *arguments: Any) -> Any:
+        """Return a hook's answer, or a refusal: the plugin's, or how it broke the contract."""
+        passing: list[bool] = []
+
+        def answered() -> Any:
+            try:
+                answer = self.functions[hook](*arguments)
+            except PluginError as error:
+                return Unsupported(str(error))
+            except BaseException as error:  # which `attempt` judges
+                passing.append(is_out_of_memory(error))
+                raise
+            if isinstance(answer, wanted):
+                return answer
+            if isinstance(answer, Unsupported):
+                return Unsupported(answer.reason)
+            expected = "None" if wanted is type(None) else f"a {wanted.__name__}"
+            return Unsupported(f"its {hook}() returned {answer!r} instead of {expected} or Unsupported(reason)")
+
+        answer, fault = attempt(answered)  # also for the answer's class, text and attributes
+        return Unsupported(f"its {hook}() raised {fault}", passing=any(passing)) if fault else answer
+
+    def run(self, solution: Solution, shape: Shape, device: Device, operands: tuple[Any, ...]) -> Any:
+        """Launch eagerly: the plugin's `run`, on the operands unchanged, else through `bind`.
+
+        Raises:
+            PluginError: `bind` refused.
+        """
+        if "run" in self.functions and not split.is_split(solution):
+            return self.functions["run"](solution, operands)
+        launcher = self.bind(solution, shape, device)
+        if isinstance(launcher, Unsupported):
+            raise PluginError(f"libtype {self.libtype!r}: {solution} cannot run {shape}: {launcher.reason}")
+        return launcher.call(*operands)
+
+    def prepare(self, solution: Solution, shape: Shape, device: Device) -> None:
+        """Compile ahead, where the plugin can and supports the shape."""
+        whole = split.kernel_and_shape(solution, shape)
+        if "prepare" in self.functions and not isinstance(whole, Unsupported) and not self.refusal(whole[1], device):
+            self.functions["prepare"](*whole, device.limiting(self.host))
+
+    def lacks(self, solution: Solution, shape: Shape, device: Device) -> str:
+        """Return why `bind` would refuse a solution, as far as the plugin tells without binding; else ""."""
+        if "lacks" not in self.functions:
+            return ""
+        refusal = self.refusal(shape, device, solution)
+        return str(refusal) if refusal else self._text("lacks", solution, shape, device)
+
+    def source_of(self, solution: Solution, shape: Shape, device: Device) -> str:
+        """Return the file and entry behind the plugin's own choice, or ""."""
+        return "" if self.refusal(shape, device, solution) else self._text("source_of", solution, shape, device)
+
+    def _text(self, hook: str, solution: Solution, shape: Shape, device: Device) -> str:
+        """Return a hook's text about a kernel; "" where it is missing, fails or returns anything else."""
+        whole = split.kernel_and_shape(solution, shape)
+        if hook not in self.functions or isinstance(whole, Unsupported):
+            return ""
+
+        def text() -> str:
+            try:
+                answer = self.functions[hook](*whole, device.limiting(self.host))
+            except PluginError as error:
+                return str(error)
+            return answer if isinstance(answer, str) else ""
+
+        return attempt(text)[0] or ""
+
+    def library_version(self, device: Device) -> str:
+        """Return the version of the library; "" where it is unknown, or a text that tables cannot keep."""
+        if "library_version" not in self.functions:
+            return ""
+        answer, _ = attempt(self.functions["library_version"], device.limiting(self.host))
+        version = answer.strip() if isinstance(answer, str) else ""
+        if is_kept(version):
+            return version
+        warn_once(f"libtype {self.libtype!r}: library_version() must be {RULE} (got {version!r:.80}); its rows have none")
+        return ""
+
+    def details(self, device: Device) -> tuple[str, ...]:
+        """Return the plugin's lines about this machine; one with the reason where its hook fails."""
+        if "details" not in self.functions:
+            return ()
+
+        def lines() -> tuple[str, ...]:
+            return tuple(" ".join(str(line).splitlines()) for line in self.functions["details"](device.limiting(self.host)))
+
+        answer, fault = attempt(lines)
+        return (f"its details() raised {fault}",) if fault else answer
+
+
+def with_plain_weights(launcher: Launcher, shape: Shape) -> Launcher:
+    """Wrap a launcher to take shuffled weights and scales out of their types, where the shape has such.
+
+    See `Backend.bind`.
+    """
+    if shape.layout == "row" and scale_order(shape) != SHUFFLED:
+        return launcher
+    from torch import Tensor  # a caller that launches has loaded it
+
+    from tunedgemm.ops.formats.shuffle import plain_weight
+
+    call = launcher.call
+
+    def unwrapped(*operands: Any) -> Any:
+        return call(*[operand if type(operand) is Tensor else plain_weight(operand) for operand in operands])
+
+    return attrs.evolve(launcher, call=unwrapped)

@@ -1,0 +1,81 @@
+"""Loading and launching kernels: facts of devices, drivers, native calls, memory, dtypes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tunedgemm.architectures import ARCHITECTURES
+from tunedgemm.backends.driver import (
+    Driver,
+    DriverInterface,
+    KernelFunction,
+    device_context,
+    driver_interface,
+    first_usable,
+    load_function,
+    loaded_driver,
+    mapped_files,
+)
+from tunedgemm.backends.launcher import on_device
+from tunedgemm.backends.loadable import load_fault
+from tunedgemm.backends.native import CallPlan, Launch, LaunchPlan, call_of, launch_of
+from tunedgemm.backends.tensormap import MapDescription, TensorMap
+from tunedgemm.backends.untuned import may_guess
+from tunedgemm.backends.workspace import scratch, semaphores, workspace
+from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, torch_dtype
+from tunedgemm.ops.moe_words import unusual_experts
+from tunedgemm.ops.scale_order import scale_order, scale_strides
+from tunedgemm.process.forksafe import ForkSafeLock
+from tunedgemm.process.switches import environment_with
+from tunedgemm.process.variables import switched_on
+from tunedgemm.text.printable import warn_once
+
+if TYPE_CHECKING:
+    from tunedgemm.backends.builtin import torch_launcher
+
+__all__ = [
+    "ARCHITECTURES",
+    "CallPlan",
+    "Driver",
+    "DriverInterface",
+    "ForkSafeLock",
+    "KernelFunction",
+    "Launch",
+    "LaunchPlan",
+    "MapDescription",
+    "TensorMap",
+    "call_of",
+    "device_context",
+    "driver_interface",
+    "dtype_bits",
+    "environment_with",
+    "first_usable",
+    "launch_of",
+    "load_fault",
+    "load_function",
+    "loaded_driver",
+    "mapped_files",
+    "may_guess",
+    "on_device",
+    "parse_dtype",
+    "scale_order",
+    "scale_strides",
+    "scratch",
+    "semaphores",
+    "short_dtype",
+    "switched_on",
+    "torch_dtype",
+    "torch_launcher",
+    "unusual_experts",
+    "warn_once",
+    "workspace",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Return `torch_launcher`, whose module loads on first use."""
+    if name != "torch_launcher":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from tunedgemm.backends.builtin import torch_launcher
+
+    return torch_launcher
