@@ -152,7 +152,7 @@ def test_lacks_and_bind_agree_about_rows_that_are_not_built() -> None:
             backend = backend_of(FAMILIES[libtype], toolchain.hip, host)
             shape = op_named(op).columns.parse({column: row[column] for column in op_named(op).columns.key} | {"gfx": host.gfx})
             solution = Solution(libtype, row["kernelName"], split_k=int(row["splitK"]))
-            if backend.refusal(shape, CPU):
+            if backend.refusal(shape, CPU) is None:
                 answer = backend.bind(solution, shape, CPU)
                 assert isinstance(answer, Unsupported), row
                 assert backend.lacks(solution, shape, CPU) == answer.reason, row

@@ -53,17 +53,24 @@ def enumerate_available(family: Family, finder: Finder, shape: Shape, device: De
     """Return the listed solutions whose objects exist or can be compiled.
 
     Without a toolchain only stored objects can: each of the others would be an error in the tuner.
+
+    Raises:
+        PluginError: the device is present, there is no toolchain, and no listed solution is built.
     """
     problem, listed = problem_of(shape, device.gfx), enumerate_solutions(family, shape, device)
     try:
         finder(problem)
     except PluginError:
-        built: dict[object, bool] = {}  # stages are listed in several pairs
-        return (
+        known: dict[object, bool] = {}  # stages are listed in several pairs
+        listed = list(listed)
+        built = [
             solution
             for solution in listed
-            if _all_built(targets_of(family, family.parse(solution.kernel_name, shape.op), problem, finder), built)
-        )
+            if _all_built(targets_of(family, family.parse(solution.kernel_name, shape.op), problem, finder), known)
+        ]
+        if listed and not built and device.is_present:
+            raise
+        return built
     return listed
 
 

@@ -16,6 +16,7 @@ from tunedgemm.plugin import Device, Shape, Unsupported
 from tunedgemm_deepgemm import child, deepgemm, library, registered
 
 PRESENT, SHAPE = Device("sm_90", 132, "nvidia-h200", 0), Shape("a16w16", 4, 64, 64)
+BLOCKS = Shape("a8w8_blockscale", 4, 128, 128, "fp8_e4m3fn", "bf16", scale="block")
 #: Schemas of vLLM 0.33's copy, as far as the plugin calls it, and where they are implemented.
 SCHEMAS = {
     "init(str library_root_path, str python_package_name='deep_gemm') -> ()": "CompositeExplicitAutograd",
@@ -106,7 +107,8 @@ def test_copies_have_separate_settings(tmp_path: Path, monkeypatch: pytest.Monke
     first.bf16_gemm_nt(x, x, x, compiled_dims="mnk")
     first.fp8_gemm_nt((x, x), (x, x), x)
     assert (first.get_num_sms(), second.get_num_sms()) == (2007, 0)
-    assert backend_of(extension).refusal(SHAPE, PRESENT) is None
+    assert backend_of(extension).refusal(BLOCKS, PRESENT) is None
+    assert "multiplies bf16 by cuBLASLt" in backend_of(extension).refusal(SHAPE, PRESENT).reason
 
 
 def test_the_copy_of_sglang_is_called_with_all_that_it_requires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,8 @@ class DeepGemm:
         if not reason and device.is_present:
             reason = self.access.toolkit() and self.access.fault(self.access.find())
             reason = reason or (self.access.steps.fault() if shape.op == names.EXPERTS else "")
+            if not reason and shape.op == "a16w16" and library.registers(self.access.find().extension):
+                reason = f"deep_gemm {self.library_version()} multiplies bf16 by cuBLASLt, whose kernels cublaslt lists"
         return Unsupported(reason) if reason else None
 
     @hookimpl

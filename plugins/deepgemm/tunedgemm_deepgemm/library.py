@@ -225,9 +225,10 @@ def open_copy(installation: Installation, toolkit: Toolkit) -> Any:
     return module
 
 
+@functools.cache
 def registers(extension: Path) -> bool:
     """Return whether an extension registers operations of torch; the others are modules of Python."""
-    content = extension.read_bytes()
+    content = extension.read_bytes() if extension.is_file() else b""
     return registered.NAMESPACE in content and b"PyInit__C\0" not in content
 
 
