@@ -55,7 +55,7 @@ def enumerate_available(family: Family, finder: Finder, shape: Shape, device: De
     Without a toolchain only stored objects can: each of the others would be an error in the tuner.
 
     Raises:
-        PluginError: the device is present, there is no toolchain, and no listed solution is built.
+        PluginError: the device is present, without a toolchain, and no listed solution is built.
     """
     problem, listed = problem_of(shape, device.gfx), enumerate_solutions(family, shape, device)
     try:
