@@ -3,6 +3,7 @@
 import ast
 import functools
 import graphlib
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -87,6 +88,13 @@ def faults(files: Iterable[Path], fault: Callable[[Path], object]) -> list[str]:
 def test_every_folder_has_a_purpose():
     """A new folder takes a place in the order of imports."""
     assert {path.name for path in CORE.iterdir() if list(path.glob("*.py"))} == {LOWEST, *ROOMS, "tools"}
+
+
+def test_the_page_shows_the_rooms():
+    """The page lists the rooms in the order of imports, and every file that it names is there."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == [LOWEST, *ROOMS]
+    assert not [name for name in re.findall(r"`?(\b\w+/[\w/]*\.py)", page) if not (CORE / name).is_file()]
 
 
 def test_imports_go_down():

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import tunedgemm
 from tunedgemm.device import current_device
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.ops import op_named
@@ -22,6 +23,7 @@ from tunedgemm.table.row import Row
 
 #: Python calls of a miss; functions that get its operands, and returns to a file left before.
 CALLS, FUNCTIONS, RETURNS = 250, 20, 10
+PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 
 
 @pytest.fixture
@@ -46,24 +48,26 @@ def holds(value: Any, operands: tuple[torch.Tensor, ...]) -> bool:
 
 
 def test_a_miss_is_short(call: Callable[..., torch.Tensor]) -> None:
-    """The limits hold for all Python code of a first call whose shape has a row."""
-    operands, calls, files = (torch.randn(9, 64), torch.randn(32, 64)), 0, list[str]()
-    functions = set[tuple[str, str]]()
+    """The limits hold for a first call whose shape has a row, and the page lists its functions."""
+    operands, calls, passed = (torch.randn(9, 64), torch.randn(32, 64)), 0, list[tuple[str, str]]()
 
     def note(frame: FrameType, event: str, _: object) -> None:
         nonlocal calls
         if event != "call":
             return
         calls += 1
-        code = frame.f_code
         if any(holds(value, operands) for value in list(frame.f_locals.values())):
-            functions.add((code.co_filename, code.co_name))
-            files.append(code.co_filename)
+            passed.append((frame.f_code.co_filename, frame.f_code.co_name))
 
     sys.setprofile(note)
     try:
         call(*operands)
     finally:
         sys.setprofile(None)
+    files = [file for file, _ in passed]
     returns = sum(file != before and file in files[:place] for place, (before, file) in enumerate(itertools.pairwise(files), 1))
-    assert calls <= CALLS and len(functions) <= FUNCTIONS and returns <= RETURNS, (calls, len(functions), returns)
+    assert calls <= CALLS and len(set(passed)) <= FUNCTIONS and returns <= RETURNS, (calls, len(set(passed)), returns)
+    core = Path(tunedgemm.__file__).parent
+    ours = [f"{Path(file).relative_to(core)} {name}" for file, name in passed if Path(file).is_relative_to(core)]
+    listed = PAGE.read_text().partition("## The way of a call")[2].split("```")[1].strip().splitlines()
+    assert [" ".join(line.split()[:2]) for line in listed] == list(dict.fromkeys(ours))
