@@ -108,9 +108,11 @@ def _page(module: str, sections: dict[str, list[str]]) -> str:
 
 def _public_names() -> dict[str, list[str]]:
     """Return the public names of `tunedgemm` by the heading of their section."""
-    sections = {"Products": sorted(_op_functions())}
+    products = sorted(_op_functions())
+    sections = {"Products": products}
     for name, module in sorted(_typed_imports(CORE / "__init__.py").items()):
-        sections.setdefault(HEADINGS[module.split(".")[1]], []).append(name)
+        if name not in products and not name.startswith("_"):
+            sections.setdefault(HEADINGS[module.split(".")[1]], []).append(name)
     return sections
 
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 import tunedgemm
 from tunedgemm.device import current_device
+from tunedgemm.dispatch.call import Call
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.ops import op_named
-from tunedgemm.ops.call import Call
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import write_rows

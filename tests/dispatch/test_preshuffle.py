@@ -165,7 +165,7 @@ def test_an_empty_batch_is_empty(gemm: TunedGemm) -> None:
 def test_a_capture_binds_nothing(gemm: TunedGemm, layouts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """During a capture the plain weight serves an unbound call, and the choice is not kept."""
     state = [True]
-    monkeypatch.setattr("tunedgemm.ops.call.in_capture", lambda operand: state[0])
+    monkeypatch.setattr("tunedgemm.dispatch.call.in_capture", lambda operand: state[0])
     x = x_of(FAST)
     gemm.gemm_a16w16(x, WEIGHT, shuffled_weight=SHUFFLED)
     assert layouts == [] and not gemm.dispatcher.preferences

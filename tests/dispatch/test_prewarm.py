@@ -137,7 +137,7 @@ def test_a_kernel_that_fails_is_passed_over(monkeypatch: pytest.MonkeyPatch, cap
 def capturing(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """Say of calls on the CPU that they are captured, or not."""
     state = [False]
-    monkeypatch.setattr("tunedgemm.ops.call.in_capture", lambda operand: state[0])
+    monkeypatch.setattr("tunedgemm.dispatch.call.in_capture", lambda operand: state[0])
     return lambda now: state.__setitem__(0, now)
 
 

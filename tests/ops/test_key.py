@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from tunedgemm.dispatch.call import Call
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.ops import op_named, ops
-from tunedgemm.ops.call import Call
 from tunedgemm.ops.key import KeySource, key_function
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution

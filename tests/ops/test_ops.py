@@ -152,7 +152,7 @@ def test_an_op_that_builds_on_ours(importable, caplog):
     """A module that requests our ops during its import gets
     them and is registered without a warning."""
     (importable / "built_op.py").write_text(
-        "import attrs\nfrom tunedgemm.plugin import ops\nop = attrs.evolve(ops()['a16w16'], name='built', functions=(), entry=None)\n"
+        "import attrs\nfrom tunedgemm.ops import ops\nop = attrs.evolve(ops()['a16w16'], name='built', functions=(), entry=None)\n"
     )
     info = importable / "built-1.dist-info"
     info.mkdir()

@@ -31,7 +31,7 @@ from tunedgemm.table.distributions import distributions
 from tunedgemm.table.folders import named_file
 from tunedgemm.table.lookup import Table
 from tunedgemm.table.published import Provenance, published_text
-from tunedgemm.testing.fakes import fake_backend, fake_registry
+from tunedgemm.testing.fakes import fake_backend, fake_registry, with_hooks
 
 OP = op_named("a16w16")
 H200 = Device("sm_90", 132, "nvidia-h200")
@@ -168,7 +168,7 @@ def test_the_doctor_names_layer_and_use(install) -> None:
     """The doctor shows the layer, and notes rows for other devices, versions and backends."""
     rows = [row("k"), row("k", shape=attrs.evolve(SHAPE, m=2), solution=Solution("cutlass", "c"))]
     install("acme", *rows, row("k", shape=attrs.evolve(SHAPE, m=3), libver="triton 2"))
-    registry = fake_registry(attrs.evolve(fake_backend("triton"), library_version=lambda _: "triton 3"))
+    registry = fake_registry(with_hooks(fake_backend("triton"), library_version=lambda: "triton 3"))
     section = doctor(registry)
     (fact,) = [fact for fact in section.facts if "acme_tables" in str(fact.value)]
     assert (fact.more["layer"], fact.more["rows_here"], fact.more["stale"], fact.more["unserved"]) == (
@@ -189,7 +189,7 @@ def test_the_strict_check_names_a_device_and_a_backend_that_are_missing(install,
     from tunedgemm.cli.table import check
 
     package = install("acme", row("k", libver="1"), row("c", shape=attrs.evolve(SHAPE, m=2), solution=Solution("cutlass", "c")))
-    monkeypatch.setattr(check, "Registry", lambda: fake_registry(attrs.evolve(fake_backend("triton"), library_version=lambda _: "2")))
+    monkeypatch.setattr(check, "Registry", lambda: fake_registry(with_hooks(fake_backend("triton"), library_version=lambda: "2")))
     assert main(["table", "check", str(package / NAME)]) == 0
     shown = capsys.readouterr().out
     assert "published, and the checksum is right" in shown and "pip install tunedgemm[cutlass]" in shown

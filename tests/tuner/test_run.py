@@ -16,7 +16,7 @@ from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import read_rows
-from tunedgemm.testing.fakes import fake_backend, fake_registry
+from tunedgemm.testing.fakes import fake_backend, fake_registry, with_hooks
 from tunedgemm.testing.replay import read_trials
 from tunedgemm.tuner import Options, tune
 from tunedgemm.tuner.device_tuner import DeviceTuner
@@ -111,7 +111,8 @@ def test_stale_rows_are_tuned_again_though_an_interrupted_run_had_done_them(tmp_
     """
     one = fake_backend("turbo", solutions=("steady",), call=exact)
     table = tmp_path / "t.csv"
-    old, new = (fake_registry(attrs.evolve(one, library_version=lambda _, version=version: version)) for version in "12")
+    old = fake_registry(with_hooks(one, library_version=lambda: "1"))
+    new = fake_registry(with_hooks(one, library_version=lambda: "2"))
 
     def interrupt(_: Any, event: Any) -> None:
         if isinstance(event, Outcome) and event.task.shape.m == 8:

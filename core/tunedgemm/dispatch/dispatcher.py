@@ -19,6 +19,7 @@ from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device, current_device, device_of
 from tunedgemm.dispatch.cache import LauncherCache, Served, Vetoes
+from tunedgemm.dispatch.call import Call, Operands
 from tunedgemm.dispatch.captures import capture_check, is_captured, watch_graphs, with_call_counter
 from tunedgemm.dispatch.choice import NATIVE, Explanation, choose, digest, offers, with_elsewhere, with_source
 from tunedgemm.dispatch.fallback import TorchFailed, blaming_torch, outside_autocast, torch_fallback, torch_serves
@@ -33,7 +34,6 @@ from tunedgemm.dispatch.wrappers import OnDevice, adapted, is_elsewhere
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import PluginError, ShapeError, UserError
 from tunedgemm.libtypes import BUILTIN
-from tunedgemm.ops.call import Call, Operands
 from tunedgemm.ops.key import Key
 from tunedgemm.ops.op import ArgumentOrder, Function, Op
 from tunedgemm.process.foreign import described
@@ -86,6 +86,7 @@ class Dispatcher:
         table: Table | None = None,
     ) -> None:
         self.op = op
+        self.call_of: Callable[..., Call] = Call.of
         self.cache = LauncherCache()
         self.launchers = self.cache.launchers
         self.above = tuple(above)

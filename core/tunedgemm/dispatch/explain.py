@@ -11,13 +11,13 @@ import attrs
 import torch
 
 from tunedgemm.device import Device, as_present, current_device, device_of
+from tunedgemm.dispatch.call import Call
 from tunedgemm.dispatch.choice import NATIVE, Explanation, Offer
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.dtype import FP8, fp8_of
 from tunedgemm.errors import UserError
 from tunedgemm.ops import DEFAULT_OP, op_named, ops
-from tunedgemm.ops.call import Call
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import read_rows

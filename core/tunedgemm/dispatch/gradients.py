@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from tunedgemm.dispatch.call import has_tangent
 from tunedgemm.errors import OperandError
-from tunedgemm.ops.call import has_tangent
 from tunedgemm.ops.op import Function
 from tunedgemm.shape import Shape
 

@@ -9,11 +9,11 @@ import torch
 from torch.autograd import forward_ad
 
 from tunedgemm.device import Device
+from tunedgemm.dispatch.call import Call
 from tunedgemm.dispatch.choice import Explanation
 from tunedgemm.dispatch.traced import Binding
 from tunedgemm.errors import OperandError, ShapeError, UserError
 from tunedgemm.libtypes import BUILTIN
-from tunedgemm.ops.call import Call
 from tunedgemm.ops.formats.shuffle import ShuffledWeight
 from tunedgemm.shape import Shape
 from tunedgemm.table.folders import table_layers

@@ -8,11 +8,11 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from tunedgemm.device import Device, current_device, device_of
+from tunedgemm.dispatch.call import Call
 from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError, UserError
 from tunedgemm.ops import DEFAULT_OP, op_named, ops
-from tunedgemm.ops.call import Call
 from tunedgemm.shape import Shape
 
 #: A call of an op: its name, its operands, and the dtype of the output or None.

@@ -10,7 +10,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tunedgemm.ops.call import Call
+from tunedgemm.dispatch.call import Call
 from tunedgemm.ops.hot import Serving
 from tunedgemm.ops.op import ArgumentOrder, Function
 from tunedgemm.shape import Shape

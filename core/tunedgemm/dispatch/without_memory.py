@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from tunedgemm.dispatch.call import Call, in_memory
 from tunedgemm.dispatch.gradients import differentiable, with_gradient
 from tunedgemm.dispatch.traced import Binding, stand_in
 from tunedgemm.errors import OperandError, ShapeError
-from tunedgemm.ops.call import Call, in_memory
 
 
 def serve_without_memory(dispatcher: Binding, call: Call) -> torch.Tensor:

@@ -8,8 +8,8 @@ import attrs
 import torch
 
 from tunedgemm.device import Device
+from tunedgemm.dispatch.call import Call, in_memory, is_ready
 from tunedgemm.errors import OperandError
-from tunedgemm.ops.call import Call, in_memory, is_ready
 from tunedgemm.ops.formats.contents import duplicate
 from tunedgemm.ops.op import Function, Op
 

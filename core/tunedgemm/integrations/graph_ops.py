@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
+from tunedgemm.dispatch.call import Call
 from tunedgemm.dispatch.traced import Binding, register_graph_ops
 from tunedgemm.dispatch.tuned_gemm import call, tgemm
 from tunedgemm.errors import OperandError
 from tunedgemm.integrations.dynamo import run_untraced, trace_instead
 from tunedgemm.integrations.torch_compile import define_op, inside_transform, plain
 from tunedgemm.ops import DEFAULT_OP, op_named
-from tunedgemm.ops.call import Call
 from tunedgemm.ops.formats.scales import ShuffledScale, as_shuffled_scale
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled
 from tunedgemm.ops.layout import check_not_transposed

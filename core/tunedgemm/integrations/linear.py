@@ -14,13 +14,13 @@ import torch
 from torch.autograd import forward_ad
 
 import tunedgemm.integrations.graph_ops  # noqa: F401 - teaches the compiler functions that layers call
+from tunedgemm.dispatch.call import Call, in_memory
 from tunedgemm.dispatch.dispatcher import MAX_LAUNCHERS, Dispatcher
 from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.errors import OperandError, UserError
 from tunedgemm.integrations.dynamo import trace_instead
 from tunedgemm.integrations.scripting import script_as
 from tunedgemm.integrations.torch_compile import TORCHS, define_op, inside_transform, plain
-from tunedgemm.ops.call import Call, in_memory
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled
 from tunedgemm.ops.formats.twofold import TwofoldWeight
 

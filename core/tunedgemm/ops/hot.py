@@ -20,8 +20,6 @@ from tunedgemm.ops.op import ArgumentOrder, Function, Op
 if TYPE_CHECKING:
     import torch
 
-    from tunedgemm.ops.call import Call
-
 #: Default of a public function's argument for a dtype: `bound` puts that of torch there.
 BF16: Any = "bf16"
 
@@ -37,14 +35,16 @@ class Serving(Protocol):
 
     op: Op
     launchers: dict[Key, Function]
+    #: Makes the value that `resolve` and `demote` take: `Call.of`.
+    call_of: Callable[..., Any]
 
     def call(self, *operands: torch.Tensor | None, otype: torch.dtype | None = None, **fields: Any) -> torch.Tensor:
         """Serve a call of any operands."""
 
-    def resolve(self, call: Call) -> torch.Tensor:
+    def resolve(self, call: Any) -> torch.Tensor:
         """Serve a call whose key is new."""
 
-    def demote(self, call: Call, error: BaseException, launcher: Function) -> torch.Tensor:
+    def demote(self, call: Any, error: BaseException, launcher: Function) -> torch.Tensor:
         """Serve a call whose launcher raised."""
 
     def preferred(self, x: Any, weight: Any, shuffled_weight: Any, *rest: Any, otype: torch.dtype | None = None) -> Any:
@@ -129,12 +129,10 @@ def hot_function(
         name, signature = general.__name__, _signature(general, spelling)
         others = tuple(parameter for parameter in inspect.signature(general).parameters if parameter not in (*own, otype))
     source.check_names(name, *others)
-    from tunedgemm.ops.call import Call
-
     rest = tuple(operand.removesuffix("?") for operand in serving.op.operands[len(own) :]) if others else ()
     make = compiled(name, _text(name, signature, source, others, tuple(operand for operand in rest if operand in others)))
     inner: Any
-    inner, arrange = make(Call.of, serving.op, serving.launchers, _checked(serving), serving.demote, general, SHUFFLED_ADDRESSES)
+    inner, arrange = make(serving.call_of, serving.op, serving.launchers, _checked(serving), serving.demote, general, SHUFFLED_ADDRESSES)
     if general is not None:
         general.__globals__["hot"] = inner  # type: ignore[attr-defined]
         for function in (inner, arrange):
@@ -147,10 +145,10 @@ def hot_function(
     return serving.hot(inner, arrange)
 
 
-def _checked(serving: Serving) -> Callable[[Call], torch.Tensor]:
+def _checked(serving: Serving) -> Callable[[Any], torch.Tensor]:
     """Wrap `Serving.resolve` so that it refuses a transposed square weight, whose strides are in the key."""
 
-    def resolve(call: Call) -> torch.Tensor:
+    def resolve(call: Any) -> torch.Tensor:
         for index in call.op.matrices:
             check_not_transposed(call.op.name, call.operands[index])
         return serving.resolve(call)

@@ -23,7 +23,7 @@ CORRECT = ("ok", "screened")
 LISTED = """
 import fake_lt
 from tunedgemm.plugin import Shape, device_of
-for solution in fake_lt.cu.enumerate_solutions(Shape("a16w16", 4, 48, 128, epilogue="bias"), device_of(-1)):
+for solution in fake_lt.cu.solutions(Shape("a16w16", 4, 48, 128, epilogue="bias"), device_of(-1)):
     print(solution.kernel_name)
 """
 

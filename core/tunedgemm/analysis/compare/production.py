@@ -19,13 +19,13 @@ from tunedgemm.backends.hookspecs import hookimpl
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device
+from tunedgemm.dispatch.call import Call
 from tunedgemm.dispatch.choice import Explanation, choose, offers
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError, TableError
 from tunedgemm.ops import op_named
-from tunedgemm.ops.call import Call
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
