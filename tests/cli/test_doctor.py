@@ -352,7 +352,7 @@ def test_the_self_test_finds_a_wrong_product() -> None:
 
 
 def test_the_self_test_says_what_an_empty_list_needs() -> None:
-    """A backend that lists nothing is no fault; its reason is that of a row without a name."""
+    """A backend that lists nothing is refused; its reason is that of a row without a name."""
     (found,) = [
         each
         for libtype, each in results(with_hooks(fake_backend("bare", solutions=()), lacks=lambda: "no nvcc")).items()
