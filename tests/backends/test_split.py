@@ -34,7 +34,7 @@ CPU = Device("cpu-avx2", 4)
 KERNEL, SPLIT = Solution("mine", "k", 2), Solution("mine", "k+add", 2)
 
 
-def no_bias(shape: Shape, device: Device) -> bool | Unsupported:
+def no_bias(shape: Shape, device: Device) -> Unsupported | None:
     """Refuse a bias like a kernel without one."""
     return Unsupported("takes no bias") if shape.bias else None
 
@@ -129,7 +129,7 @@ def test_a_bias_that_cannot_be_split_has_a_reason(solution, shape, reason):
 def test_a_bias_of_another_dtype_wants_the_product_in_float32():
     """One rounding only: a kernel that gives no float32 refuses, with its own reason."""
 
-    def narrow(shape: Shape, device: Device) -> bool | Unsupported:
+    def narrow(shape: Shape, device: Device) -> Unsupported | None:
         return None if shape.outdtype == "bf16" else Unsupported("writes bf16 alone")
 
     backend = mine(supports=narrow)

@@ -351,6 +351,16 @@ def test_the_self_test_finds_a_wrong_product() -> None:
     assert "on purpose" in str(found["raises"].fault())
 
 
+def test_the_self_test_says_what_an_empty_list_needs() -> None:
+    """A backend that lists nothing is refused; its reason is that of a row without a name."""
+    (found,) = [
+        each
+        for libtype, each in results(with_hooks(fake_backend("bare", solutions=()), lacks=lambda: "no nvcc")).items()
+        if libtype == "bare"
+    ]
+    assert (found.status, found.detail, found.fault()) == ("refused", "no nvcc", None)
+
+
 def test_every_backend_has_a_first_turn_before_a_second() -> None:
     """The first op of each backend comes before the second op of any."""
     registry = fake_registry(fake_backend("one", ops=("a16w16", "a8w8")), fake_backend("two", ops=("a8w8",)))

@@ -40,12 +40,11 @@ class Blocked:
     def __init__(self) -> None:
         self.inside, self.over = threading.Event(), threading.Event()
 
-    def __call__(self, *arguments: object) -> bool:
+    def __call__(self, *arguments: object) -> None:
         """Wait; in a child, and the second time, return at once."""
         if not self.inside.is_set():
             self.inside.set()
             self.over.wait(HUNG)
-        return True
 
 
 @pytest.fixture
@@ -101,15 +100,14 @@ def test_while_this_thread_holds_the_lock(in_child) -> None:
     """A plugin may fork in `bind`: the lock stays with that thread in both processes."""
     ended: list[str] = []
 
-    def supports(shape: Shape, device: object) -> bool:
+    def supports(shape: Shape, device: object) -> None:
         if shape.m == 7 and not ended:
             ended.append("forking")
             ended[0] = in_child(lambda: serves(gemm, 8))
-        return True
 
     gemm = TunedGemm(fake_registry(fake_backend("forks", heuristic="fake", supports=supports)), settings=Settings(untuned=("forks",)))
     assert serves(gemm, 7) and serves(gemm, 9)
-    assert ended == ["served"]
+    assert ended == ["served"] and gemm.dispatcher.explain(Shape("a16w16", 9, 16, 32, dtype="fp32")).libtype == "forks"
 
 
 def test_while_another_thread_logs(blocked, in_child) -> None:

@@ -23,7 +23,7 @@ def names(shape: Shape, most: int = 0, **answers) -> list[str]:
     return [solution.kernel_name for solution in candidates(shape, CPU, backend, most)]
 
 
-def no_bias(shape: Shape, device: Device) -> bool | Unsupported:
+def no_bias(shape: Shape, device: Device) -> Unsupported | None:
     return Unsupported("takes no bias") if shape.bias else None
 
 

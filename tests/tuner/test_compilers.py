@@ -20,6 +20,8 @@ from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device, device_of
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.testing.fakes import fake_backend, fake_registry, with_hooks
+from tunedgemm.tuner import compilers as compilers_module
 from tunedgemm.tuner.compilers import Compilers
 
 PLUGIN = """
@@ -198,6 +200,20 @@ def test_backends_without_prepare_start_no_process() -> None:
 
     assert compilers.finish(Shape("a16w16", 1, 16, 32), [Solution("torch", "native")], device_of(-1)) == []
     assert compilers._pool is None
+
+
+def test_the_device_is_absent_in_a_compiling_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither `prepare` nor `supports`, which precedes it, may open the device or its library there."""
+    asked: list[bool] = []
+    noting = with_hooks(
+        fake_backend("mine"),
+        supports=lambda device: asked.append(device.is_present),
+        prepare=lambda device: asked.append(device.is_present),
+    )
+    monkeypatch.setattr(compilers_module, "_registry", fake_registry(noting))
+    solution, shape = Solution("mine", "fake"), Shape("a16w16", 1, 16, 32)
+    assert compilers_module._prepare(solution, shape, Device("sm_90", 132, "nvidia-h200", 0)) == ""
+    assert asked == [False, False]
 
 
 def test_a_compiling_process_loads_no_torch(child) -> None:

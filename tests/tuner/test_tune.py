@@ -99,6 +99,15 @@ def test_a_shape_without_a_solution_is_reported_and_not_stored(tmp_path: Path) -
     assert list(rows(tmp_path / "t.csv")) == [1]
 
 
+def test_the_report_says_what_an_empty_list_needs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A backend without kernels costs no warning; its reason is that of a row without a name."""
+    bare = with_hooks(fake_backend("bare", solutions=()), lacks=lambda: "no nvcc")
+    registry = fake_registry(bare, fake_backend("turbo", call=linear))
+    options = attrs.evolve(QUICK, libtype="bare,turbo")
+    (outcome,) = tune(shapes=SHAPES[:1], output=tmp_path / "t.csv", options=options, registry=registry).outcomes
+    assert outcome.refusals == (("bare", "no nvcc"),) and not caplog.records
+
+
 def test_a_backend_that_breaks_the_contract_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A foreign solution costs the backend its place in that shape, with a warning, and the run
     goes on.

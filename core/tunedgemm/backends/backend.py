@@ -244,6 +244,10 @@ class Backend:
         refusal = self.refusal(shape, device, solution)
         return str(refusal) if refusal else self._text("lacks", solution, shape, device)
 
+    def why_none(self, shape: Shape, device: Device) -> str:
+        """Return why the list of a supported shape is empty, as far as the plugin tells."""
+        return self.lacks(Solution(self.libtype), shape, device) or f"{self.libtype} lists no kernel for this shape"
+
     def source_of(self, solution: Solution, shape: Shape, device: Device) -> str:
         """Return the file and entry behind the plugin's own choice, or ""."""
         return "" if self.refusal(shape, device, solution) else self._text("source_of", solution, shape, device)

@@ -228,9 +228,7 @@ def own_choice(backend: Backend, shape: Shape, device: Device) -> Solution | Uns
                 return solution
     except PluginError as error:
         return Unsupported(str(error))
-    return first or Unsupported(
-        backend.lacks(Solution(backend.libtype), shape, device) or f"{backend.libtype} lists no kernel for this shape"
-    )
+    return first or Unsupported(backend.why_none(shape, device))
 
 
 def _named(wanted: Solution, backend: Backend, shape: Shape, device: Device) -> Solution | Unsupported:

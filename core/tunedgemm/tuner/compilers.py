@@ -333,7 +333,7 @@ def _prepare(solution: Solution, shape: Shape, device: Device) -> str:
     if not isinstance(backend, Backend):
         return str(backend)
     try:
-        backend.prepare(solution, shape, device)
+        backend.prepare(solution, shape, attrs.evolve(device, index=-1))  # absent here, so `supports` loads no library
     except BaseException as error:  # a compiler may raise anything; a SystemExit would end the caller
         return f"{type(error).__name__}: {error}"
     return ""

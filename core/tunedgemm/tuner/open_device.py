@@ -25,6 +25,7 @@ from tunedgemm.tuner.requests import (
     ListSolutions,
     Request,
     StatesPlatform,
+    WhyNone,
 )
 from tunedgemm.tuner.trial import Options, Place, Task
 from tunedgemm.tuner.worker import AnyWorker, WorkerDied
@@ -150,7 +151,8 @@ class OpenDevice:
             if reason := self._ask_backend(libtype, "supports", GetRefusal(libtype, shape)):
                 _log.info("%s: %s does not support it: %s", shape, libtype, reason)
                 return (), reason
-            return self._ask_backend(libtype, "enumerate_solutions", ListSolutions(libtype, shape)), "it lists no solution"
+            listed = self._ask_backend(libtype, "enumerate_solutions", ListSolutions(libtype, shape))
+            return listed, "" if listed else self._ask_backend(libtype, "lacks", WhyNone(libtype, shape))
         except PluginError as error:
             _log.warning("%s: left out: %s", shape, error)
             return (), str(error)

@@ -78,6 +78,18 @@ class GetRefusal:
 
 
 @attrs.frozen
+class WhyNone:
+    """Ask why a backend offers no solution of a shape."""
+
+    libtype: str
+    shape: Shape
+
+    def run(self, session: Session) -> str:
+        """Call `Session.why_none`."""
+        return session.why_none(self.libtype, self.shape)
+
+
+@attrs.frozen
 class StatesPlatform:
     """Ask whether a backend states that it serves an op on such devices."""
 

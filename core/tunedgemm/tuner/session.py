@@ -104,6 +104,11 @@ class Session:
         backend = self._backend(libtype)
         return self._keeping_switches(lambda: candidates(shape, self.device, backend, self.options.candidates))
 
+    def why_none(self, libtype: str, shape: Shape) -> str:
+        """Return why a backend offers no solution."""
+        backend = self._backend(libtype)
+        return self._keeping_switches(lambda: backend.why_none(shape, self.device))
+
     def neighbours(self, shape: Shape, leaders: Sequence[Solution]) -> tuple[Solution, ...]:
         """Return the solutions around some solutions of one backend."""
         backend = self._backend(leaders[0].libtype)

@@ -239,10 +239,11 @@ def test_versions_and_details_show_the_toolchain(fakes, backend, monkeypatch, tm
 
 
 def test_bind_reports_a_missing_toolchain(fakes, backend):
-    """A missing toolchain is a reason, not an exception."""
+    """A missing toolchain is a reason, not an exception, also of an empty list."""
 
     def finder(problem):
         raise PluginError("nothing is installed")
 
-    answer = attrs.evolve(backend, hooks=attrs.evolve(backend.hooks, finder=finder)).bind(ONE, SHAPES[0], CPU)
-    assert str(answer) == "standin tile64 for a16w16 bf16->bf16 on sm_90 is not built: nothing is installed"
+    bare = attrs.evolve(backend, hooks=attrs.evolve(backend.hooks, finder=finder))
+    assert str(bare.bind(ONE, SHAPES[0], CPU)) == "standin tile64 for a16w16 bf16->bf16 on sm_90 is not built: nothing is installed"
+    assert (bare.solutions(SHAPES[0], CPU), bare.why_none(SHAPES[0], CPU)) == ([], "nothing is installed")

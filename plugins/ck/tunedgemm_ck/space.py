@@ -53,24 +53,17 @@ def enumerate_available(family: Family, finder: Finder, shape: Shape, device: De
     """Return the listed solutions whose objects exist or can be compiled.
 
     Without a toolchain only stored objects can: each of the others would be an error in the tuner.
-
-    Raises:
-        PluginError: the device is present, without a toolchain, and no listed solution is built.
     """
     problem, listed = problem_of(shape, device.gfx), enumerate_solutions(family, shape, device)
     try:
         finder(problem)
     except PluginError:
-        known: dict[object, bool] = {}  # stages are listed in several pairs
-        listed = list(listed)
-        built = [
+        built: dict[object, bool] = {}  # stages are listed in several pairs
+        return (
             solution
             for solution in listed
-            if _all_built(targets_of(family, family.parse(solution.kernel_name, shape.op), problem, finder), known)
-        ]
-        if listed and not built and device.is_present:
-            raise
-        return built
+            if _all_built(targets_of(family, family.parse(solution.kernel_name, shape.op), problem, finder), built)
+        )
     return listed
 
 

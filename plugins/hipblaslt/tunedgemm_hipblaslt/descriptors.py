@@ -121,12 +121,6 @@ class ProblemDescriptors:
         """Return the configuration of a ``MatmulAlgo_t``."""
         return KernelConfig(**{name: self._read_attribute(algo, name, number) for name, number in self.library.abi.config.items()})
 
-    def algorithm_ids(self) -> list[int]:
-        """Return the ids of cuBLASLt's algorithms for the problem's types."""
-        ids, count = (ctypes.c_int * 256)(), ctypes.c_int()
-        self.library.call("MatmulAlgoGetIds", self.handle.address, *self._types(), len(ids), ids, ctypes.byref(count))
-        return list(ids[: count.value])
-
     def capabilities(self, algorithm_id: int) -> Capabilities:
         """Return the attribute values that an algorithm accepts."""
         algo = _init_default_algo(self.library, self.handle, self._types(), algorithm_id)

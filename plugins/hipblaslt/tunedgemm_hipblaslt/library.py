@@ -41,7 +41,6 @@ ARGUMENTS: Mapping[str, tuple[Any, ...]] = {
 #: Functions of cuBLASLt alone.
 _CONFIG_ARGUMENTS: Mapping[str, tuple[Any, ...]] = {
     "MatmulAlgoInit": (_POINTER, *(_INT,) * 7, _POINTER),
-    "MatmulAlgoGetIds": (_POINTER, *(_INT,) * 7, _INTS, _INTS),
     "MatmulAlgoCheck": (*(_POINTER,) * 8,),
     "MatmulAlgoCapGetAttribute": (_POINTER, _INT, _POINTER, _SIZE, ctypes.POINTER(_SIZE)),
     "MatmulAlgoConfigSetAttribute": (_POINTER, _INT, _POINTER, _SIZE),

@@ -116,13 +116,13 @@ def examine(op_name: str, backend: Backend, device: Device, torchs: Backend) -> 
 
 def _first_bound(backend: Backend, shape: Shape, device: Device) -> tuple[Solution, Launcher] | Unsupported:
     """Return the first solution that binds: the backend's own choice, else of its list."""
-    refusal = Unsupported("it lists no solution")
+    refusal: Unsupported | None = None
     for solution in _first_solutions(backend, shape, device):
         answer = backend.bind(solution, shape, device)
         if isinstance(answer, Launcher):
             return solution, answer
         refusal = answer
-    return refusal
+    return refusal or Unsupported(backend.why_none(shape, device))
 
 
 def _first_solutions(backend: Backend, shape: Shape, device: Device) -> Iterator[Solution]:

@@ -263,25 +263,6 @@ static int typed(const int types[6]) {
     return known && stored && computed ? SUCCESS : lt_refuse(NOT_SUPPORTED, "no algorithm for A %d, D %d, computation %d", in, out, types[0]);
 }
 
-EXPORT int cublasLtMatmulAlgoGetIds(const Object *handle, int compute, int scale, int a, int b, int c, int d, int count, int ids[], int *returned) {
-    ENTER(MatmulAlgoGetIds);
-    const int types[6] = {compute, scale, a, b, c, d};
-    if (!lt_is(handle, HANDLE)) {
-        return lt_refuse(NOT_INITIALIZED, "this is no live handle");
-    }
-    if (count <= 0 || !ids || !returned) {
-        return lt_refuse(INVALID_VALUE, "room for %d ids", count);
-    }
-    int status = typed(types);
-    *returned = 0;
-    for (size_t i = 0; !status && i < sizeof FAMILIES / sizeof *FAMILIES && *returned < count; i++) {
-        if (takes(&FAMILIES[i], a)) {
-            ids[(*returned)++] = FAMILIES[i].id;
-        }
-    }
-    return status;
-}
-
 EXPORT int cublasLtMatmulAlgoInit(const Object *handle, int compute, int scale, int a, int b, int c, int d, int id, Algo *algo) {
     ENTER(MatmulAlgoInit);
     const int types[6] = {compute, scale, a, b, c, d};

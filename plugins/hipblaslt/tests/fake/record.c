@@ -13,7 +13,7 @@ static const char *const FUNCTIONS[] = {
     PREFIX "MatrixLayoutCreate", PREFIX "MatrixLayoutDestroy", PREFIX "MatrixLayoutSetAttribute", PREFIX "MatrixLayoutGetAttribute",
     PREFIX "MatmulDescCreate", PREFIX "MatmulDescDestroy", PREFIX "MatmulDescSetAttribute", PREFIX "MatmulDescGetAttribute",
     PREFIX "MatmulPreferenceCreate", PREFIX "MatmulPreferenceDestroy", PREFIX "MatmulPreferenceSetAttribute",
-    PREFIX "MatmulPreferenceGetAttribute", PREFIX "MatmulAlgoGetHeuristic", PREFIX "Matmul", PREFIX "MatmulAlgoGetIds",
+    PREFIX "MatmulPreferenceGetAttribute", PREFIX "MatmulAlgoGetHeuristic", PREFIX "Matmul",
     PREFIX "MatmulAlgoInit", PREFIX "MatmulAlgoCheck", PREFIX "MatmulAlgoCapGetAttribute", PREFIX "MatmulAlgoConfigSetAttribute",
     PREFIX "MatmulAlgoConfigGetAttribute",
 };
