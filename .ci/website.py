@@ -142,21 +142,7 @@ def _op_functions() -> dict[str, str]:
 
 
 class OpFunctions(griffe.Extension):
-    """Let griffe find functions that other functions define and return, such as `gemm_a16w16`."""
-
-    def __init__(self) -> None:
-        self._returned: dict[str, str] = {}
-
-    def on_module_members(self, *, node: Any, mod: griffe.Module, agent: Any, **_: Any) -> None:
-        """Add the public functions inside a module's functions to the members of the module."""
-        if not isinstance(node, ast.Module) or not mod.path.startswith(("tunedgemm.ops.", "tunedgemm.integrations.linear")):
-            return
-        for outer in (each for each in node.body if isinstance(each, ast.FunctionDef)):
-            for inner in ast.walk(outer):
-                if isinstance(inner, ast.FunctionDef) and inner is not outer and inner.name not in mod.members:
-                    agent.current = mod
-                    agent.visit_functiondef(inner)
-                    self._returned[inner.name] = f"{mod.path}.{inner.name}"
+    """Let griffe find the functions of ops under each of their public names."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Keep names that share a description together: griffe takes the second one for a type."""
@@ -164,6 +150,7 @@ class OpFunctions(griffe.Extension):
             obj.docstring.value = SHARED.sub(lambda names: names[0].replace(", ", ",\N{NO-BREAK SPACE}"), obj.docstring.value)
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        """Add the ops' functions to the package, under each of their public names."""
+        """Add the further names of a function, which is in its op's module under the first of them."""
+        modules = _typed_imports(CORE / "__init__.py")
         for name, first in _op_functions().items():
-            pkg.set_member(name, griffe.Alias(name, self._returned[first]))
+            pkg.set_member(name, griffe.Alias(name, f"{modules[first]}.{first}"))
