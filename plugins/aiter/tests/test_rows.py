@@ -70,8 +70,8 @@ def test_every_row_has_a_libtype_that_a_plugin_serves(rows):
     for (op, libtype), (_, server) in COUNTS.items():
         if server in mine:
             assert op in mine[server].ops
-            assert server == libtype or f"{op}:{libtype}" in mine[server].ROWS
-    assert gluon.ROWS == ("a16w16:triton",)  # those of gfx1250
+            assert server == libtype or f"{op}:{libtype}" in mine[server].rows
+    assert gluon.rows == ("a16w16:triton",)  # those of gfx1250
 
 
 @present
