@@ -190,8 +190,7 @@ class Backend:
             return Unsupported(f"device: not present (got {device})")
         if "bind" not in self.functions:
             run = self.functions["run"]
-            # A plain `run` may do anything at its first call, so it is kept out of
-            # captures.
+            # A plain `run` may do anything at its first call, so it is kept out of captures.
             return Launcher(lambda *operands: run(solution, operands), graph_safe=False)
         answer: Launcher | Unsupported = self._asked("bind", Launcher, solution, shape, limiting)
         return answer
