@@ -34,7 +34,8 @@ def main() -> None:
     module = open_copy(installation, Toolkit(Path(question["home"], "bin", "nvcc")))
     import torch
 
-    _describe_gpu_to_torch()
+    if labelled := registers(installation.extension):
+        _describe_gpu_to_torch()
     product, kernel = Product(**question["product"]), parse_name(question["kernel"])
     apply(module, kernel, question["sms"])
     function, errors = getattr(module, product.function), []
@@ -43,7 +44,7 @@ def main() -> None:
         out = form.output(torch.device("cpu"))
         arguments = arguments_of(form)(operands_of(form, out.device), out)
         try:
-            function(*(on_gpu(arguments) if registers(installation.extension) else arguments), **keywords_of(kernel))
+            function(*(on_gpu(arguments) if labelled else arguments), **keywords_of(kernel))
         except RuntimeError as error:
             errors.append(str(error))
     print(json.dumps(errors))  # noqa: T201  the answer to the parent

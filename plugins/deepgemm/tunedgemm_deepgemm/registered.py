@@ -163,15 +163,9 @@ def _others(operation: Operation, found: Any) -> dict[str, Any]:
 def _function(name: str, operation: Operation, found: Any) -> Callable[..., Any]:
     """Return a function with the arguments of `_C`'s."""
     others = _others(operation, found)
-
-    def scaled(a: Any, b: Any, d: Any, *more: Any, **named: Any) -> Any:
-        return found(*a, *b, d, *more, **{**others, **named})
-
-    def plain(*matrices: Any, **named: Any) -> Any:
-        return found(*matrices, **{**others, **named})
-
     if operation.given[:1] == ("a",):
-        return scaled if operation.scaled else plain
+        product = (lambda *matrices, **named: found(*matrices, **{**others, **named})) if others else found
+        return (lambda a, b, d, *more, **named: product(*a, *b, d, *more, **named)) if operation.scaled else product
     if name == "init":  # vLLM's reads CUDA_HOME
         return lambda folder, home: found(folder, *[home] * ("cuda_home" in others))
     if name == "set_block_size_multiple_of":
