@@ -215,7 +215,7 @@ def test_kernels_of_plugins_get_the_values_of_operands_without_memory(libtype: s
     """Also after calls with plain operands of the same strides; no context is lost."""
     shape, here = Shape("a16w16", 4, 256, 512, "fp16", epilogue="bias", bias_dtype="fp16"), current_device()
     backend = Registry().get(libtype)
-    solution = next(iter(backend.iterate("enumerate_solutions", shape, here)), None) if isinstance(backend, Backend) else None
+    solution = next(iter(backend.iterate(shape, here)), None) if isinstance(backend, Backend) else None
     if solution is None:
         pytest.skip(f"{libtype} has no kernel for {shape} on {here}")
     write_rows(

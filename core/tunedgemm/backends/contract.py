@@ -104,13 +104,22 @@ def check_variables(backend: Stated, _: attrs.Attribute[Any], variables: tuple[s
         raise PluginError(f"libtype {backend.libtype!r}: variables must be names of capitals, digits and '_' (got {wrong[0]!r})")
 
 
+class _HookManager(pluggy.PluginManager):
+    """Look for hooks among functions alone: pluggy below 1.7 evaluates an object's properties, too."""
+
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
+        """Return the options of a marked function, else None."""
+        found = inspect.getattr_static(plugin, name, None)
+        return super().parse_hookimpl_opts(plugin, name) if inspect.isroutine(getattr(found, "__func__", found)) else None
+
+
 def bound_hooks(libtype: str, hooks: object) -> dict[str, Callable[..., Any]]:
     """Return the hooks of an object as functions of positional arguments.
 
     Raises:
         PluginError: a hook is unknown, missing, not marked, or has other arguments.
     """
-    manager = pluggy.PluginManager("tunedgemm")
+    manager = _HookManager("tunedgemm")
     manager.add_hookspecs(hookspecs)
     try:
         manager.register(hooks, name=libtype)

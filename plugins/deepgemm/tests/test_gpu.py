@@ -39,7 +39,10 @@ def scaled(m: int, n: int, k: int, order: str = "") -> Shape:
 if answer := deepgemm.refusal(scaled(8, 128, 128), GPU):
     pytest.skip(f"deepgemm: {answer}", allow_module_level=True)
 
-PLAIN = (Shape("a16w16", 64, 2112, 1024), Shape("a16w16", 7, 136, 200, outdtype="fp32"))
+#: Copies that multiply bf16 by cuBLASLt serve none of these.
+PLAIN = tuple(
+    shape for shape in (Shape("a16w16", 64, 2112, 1024), Shape("a16w16", 7, 136, 200, outdtype="fp32")) if not deepgemm.refusal(shape, GPU)
+)
 SHAPES = (*PLAIN, *(scaled(77, 576, 1024, order) for order in ORDERS))
 
 
@@ -51,7 +54,7 @@ def drawn(seed: int) -> Iterator[Shape]:
         yield scaled(m, n, 16 * k, ORDERS[index % 3]) if index % 2 else Shape("a16w16", m, n, 8 * k, outdtype=("bf16", "fp32")[index // 4])
 
 
-RANDOM = tuple(drawn(SEED))
+RANDOM = tuple(shape for shape in drawn(SEED) if not deepgemm.refusal(shape, GPU))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -155,6 +158,8 @@ def users_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 def test_the_users_deep_gemm_keeps_its_settings(users_own: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Settings, variables and cache of the user's own import stay; ours do not follow them."""
     monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path))
+    if not PLAIN:
+        pytest.skip("this copy has no bf16 kernels, which take the fewest arguments")
     shape, given = PLAIN[0], operands(PLAIN[0])
     users_own.set_num_sms(64)
     users_own.set_pdl(True)
@@ -171,7 +176,7 @@ def test_the_users_deep_gemm_keeps_its_settings(users_own: ModuleType, monkeypat
 
 def test_a_described_device_of_other_sms_compiles_too() -> None:
     """`prepare` compiles for a device that is absent, here with fewer SMs."""
-    other, shape = Device("sm_90", 114, "nvidia-h100-pcie"), PLAIN[0]
+    other, shape = Device("sm_90", 114, "nvidia-h100-pcie"), SHAPES[0]
     before = kernels()
     deepgemm.prepare(Solution("deepgemm", "native"), shape, other)
     assert kernels() >= before

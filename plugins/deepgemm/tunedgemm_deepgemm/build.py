@@ -106,7 +106,7 @@ def compile_ahead(target: Target) -> list[str]:
         preloaded = [str(_described_gpu(target, Path(folder))), *filter(None, [os.environ.get("LD_PRELOAD")])]
         done = run_child(question, {**variables(target.toolkit), "LD_PRELOAD": ":".join(preloaded)}, _COMPILE_S)
     files = re.findall(r"^compiled (.+)$", done.stderr, re.MULTILINE)
-    if len(files) == 1 + (target.product.aligned() != target.product):
+    if len(files) == len(target.product.compiled_forms()):
         return files
     if "NVCC compilation failed" in done.stdout:
         wrong = [line for line in done.stdout.splitlines() if "error" in line] or done.stdout.splitlines()

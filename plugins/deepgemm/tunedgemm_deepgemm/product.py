@@ -90,9 +90,14 @@ class Product:
         in_place = not self.along_k or (self.along_m, self.along_k) == (1, _padded(self.m))
         return 0 if in_place else 4 * _padded(self.m) * self.blocks[1]
 
-    def aligned(self) -> Product:
-        """Return the product with scales that the library does not copy."""
-        return attrs.evolve(self, along_m=1, along_k=_padded(self.m)) if self.along_m > 1 else self
+    def compiled_forms(self) -> tuple[Product, ...]:
+        """Return the products whose calls each compile one kernel.
+
+        The last has scales that the library does not copy. A kernel of the library copies row-major
+        ones, and torch others, which needs a GPU.
+        """
+        copied = attrs.evolve(self, along_m=1, along_k=_padded(self.m)) if self.along_k else self
+        return (self, copied) if self.along_m > 1 else (copied,)
 
 
 def products_of(shape: Shape, kernel: Kernel) -> tuple[Product, ...]:

@@ -55,7 +55,7 @@ def compile_ahead(target: Target) -> list[str]:
     module, files = Extension(described=True), []
     with environment_with(variables(target.toolkit)):
         apply(module, target.kernel, target.device.cu_num)
-        for form in dict.fromkeys((target.product, target.product.aligned())):
+        for form in target.product.compiled_forms():
             out = form.output(torch.device("cpu"))
             try:
                 getattr(module, form.function)(*arguments_of(form)(operands_of(form, out.device), out), **keywords_of(target.kernel))
