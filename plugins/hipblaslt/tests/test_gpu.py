@@ -138,6 +138,6 @@ def test_two_devices_in_one_process() -> None:
 def test_names_reproduce_the_results() -> None:
     """The library's results, configured from their names, are the same bytes."""
     for m in (1, 16, 256, 4096):
-        with locked_descriptors(load_library(cublaslt.abi), make_problem(Shape("a16w16", m, 7168, 2048)), 0) as descriptors:
-            for result in descriptors.heuristic_results(TOP_RESULTS, cublaslt.abi.workspace):
+        with locked_descriptors(load_library(cublaslt.hooks.abi), make_problem(Shape("a16w16", m, 7168, 2048)), 0) as descriptors:
+            for result in descriptors.heuristic_results(TOP_RESULTS, cublaslt.hooks.abi.workspace):
                 assert descriptors.init_algo(descriptors.read_config(result.algo)) == result.algo
