@@ -7,15 +7,12 @@ from typing import Any
 import attrs
 import pytest
 import torch
-import tunedgemm
 from torch.autograd import forward_ad
 from tunedgemm.dispatch.gradients import with_gradient
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
-from tunedgemm.integrations.linear import linear
-from tunedgemm.integrations.patching import patched
 from tunedgemm.ops import op_named, ops
 from tunedgemm.shape import Shape
 from tunedgemm.testing.fakes import fake_backend, fake_registry
@@ -63,33 +60,6 @@ def test_an_empty_batch_gives_zero_gradients(name: str, gemm: TunedGemm) -> None
             assert forward_ad.unpack_dual(called(gemm, shape, operands)).tangent is not None
     with torch.no_grad():
         assert not called(gemm, shape, operands_of(shape)).requires_grad
-
-
-#: Ways of input, weight and bias into the tables.
-WAYS = {
-    "linear": linear,
-    "F.linear": lambda x, weight, bias: torch.nn.functional.linear(x, weight) + bias,
-    "mm": lambda x, weight, bias: torch.mm(x, weight.t()) + bias,
-    "matmul": lambda x, weight, bias: torch.matmul(x, weight.t()) + bias,
-    "addmm": lambda x, weight, bias: torch.addmm(bias, x, weight.t()),
-    "gemm_a16w16": tunedgemm.gemm_a16w16,
-}
-
-
-@pytest.mark.parametrize("way", [*WAYS, "convert"])
-def test_an_empty_batch_gives_zero_gradients_on_every_way(way: str) -> None:
-    """To input, weight and bias, at the first call and the next."""
-    layer = torch.nn.Linear(32, 16)
-    if way == "convert":
-        tunedgemm.convert(layer)
-    for _ in range(2):
-        x = torch.randn(0, 32, requires_grad=True)
-        with patched():
-            out = layer(x) if way == "convert" else WAYS[way](x, layer.weight, layer.bias)
-        assert out.requires_grad and out.shape == (0, 16)
-        out.sum().backward()
-        for leaf in (x, layer.weight, layer.bias):
-            assert torch.equal(leaf.grad, torch.zeros_like(leaf))
 
 
 @pytest.mark.parametrize("name", [name for name in sorted(ops()) if any("scale" in operand for operand in op_named(name).operands)])

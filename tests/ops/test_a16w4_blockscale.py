@@ -8,7 +8,7 @@ import pytest
 import torch
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.dtype import torch_dtype
-from tunedgemm.errors import OperandError, ShapeError
+from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.formats.mxfp4 import per_1x32_f4_quant
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight
@@ -92,32 +92,6 @@ class TestColumns:
         assert found == shape(1, 512, 4096, dtype="fp16")
         assert {name: text for name, text in OP.columns.format(found).items() if text} == row
         assert OP.columns.parse({"M": "1", "N": "512", "K": "4096"}).dtype == "bf16"
-
-    def test_own_columns(self):
-        """Layout, output and bias are columns after the key;
-        rows that name them precede the others."""
-        row = {
-            "M": "1", "N": "512", "K": "4096", "x_dtype": "torch.bfloat16",
-            "layout": "aiter16x16", "outdtype": "torch.float32", "bias": "True",
-        }  # fmt: skip
-        found = OP.columns.parse(row)
-        assert OP.columns.format(found) == {**row, "scale_order": ""}
-        assert OP.equivalent_shapes(found) == (found, shape(1, 512, 4096))
-        of_scales = OP.columns.parse({**row, "scale_order": "row"})
-        assert dict(of_scales.extra) == {"scale_order": "row"}
-        assert OP.columns.format(of_scales) == {**row, "scale_order": "row"}
-
-    @listed(
-        ("cells", "message"),
-        [
-            ({"K": "4100"}, r"K must be a multiple of 32, which share a scale \(got K=4100"),
-            ({"x_dtype": "fp4x2"}, r"column 'x_dtype' must be one of bf16, fp16 \(got 'fp4x2'\)"),
-        ],
-    )
-    def test_impossible_rows_are_refused(self, cells, message):
-        """They are refused when they are read."""
-        with pytest.raises(ShapeError, match=message):
-            OP.columns.parse({"M": "1", "N": "512", "K": "4096", **cells})
 
     def test_columns_identify_the_table(self, tmp_path):
         """The dtype in the key tells a table of this op from those of block scales in fp8, whatever its name."""

@@ -49,11 +49,6 @@ class TestShapeOf:
         found = OP.shape_of(fp4(6, 48, dtype=pair), fp4(5, 48, dtype=pair), ones(6, 3, dtype=byte), ones(5, 3, dtype=byte))
         assert found == shape(6, 5, 96)
 
-    def test_leading_dimensions(self):
-        """Plain scales of x have its leading dimensions, or one for all rows."""
-        for scales in (ones(2, 3, 3), ones(6, 3)):
-            assert OP.shape_of(fp4(2, 3, 48), fp4(5, 48), scales, ones(5, 3)).m == 6
-
     def test_a_shuffled_weight_goes_with_shuffled_scales(self):
         """Rows padded to 256 and columns to 8."""
         found = OP.shape_of(
@@ -84,11 +79,6 @@ class TestShapeOf:
         with pytest.raises(OperandError, match=f"^a4w4_blockscale: .*{re.escape(message)}"):
             OP.shape_of(*operands)
 
-    def test_k_that_the_layout_does_not_take(self):
-        """A multiple of 32 is enough for the format, and not for AITER's layout of bytes."""
-        with pytest.raises(OperandError, match=r"needs N divisible by 16 and K by 32 \(got N=16, K=48"):
-            shuffle_weight(fp4(16, 48))
-
 
 class TestColumns:
     """From a row of AITER's tables to a shape, and back."""
@@ -99,13 +89,6 @@ class TestColumns:
         found = OP.columns.parse(row)
         assert found == shape(1, 512, 4096, "aiter16x16")
         assert {name: text for name, text in OP.columns.format(found).items() if text} == row
-
-    def test_own_columns(self):
-        """Layout, output and bias are ours; their rows come before AITER's."""
-        row = {"M": "1", "N": "512", "K": "4096", "layout": "row", "outdtype": "torch.float32", "bias": "True"}
-        found = OP.columns.parse(row)
-        assert OP.columns.format(found) == {**row, "scale_order": ""}
-        assert OP.equivalent_shapes(found) == (found, shape(1, 512, 4096, "aiter16x16"))
 
     @listed(("layout", "order"), [("row", "aiter32x8"), ("aiter16x16", "row")])
     def test_the_order_of_scales(self, layout, order):
@@ -118,11 +101,6 @@ class TestColumns:
         assert OP.columns.parse({**row, "scale_order": "aiter32x8" if layout != "row" else "row"}) == shape(1, 512, 4096, layout)
         with pytest.raises(ShapeError, match="'scale_order' must be one of row, aiter32x8"):
             OP.columns.parse({**row, "scale_order": "m_major"})
-
-    def test_k_of_a_table(self):
-        """A row that no operands can have is refused when it is read."""
-        with pytest.raises(ShapeError, match=r"K must be a multiple of 32, which share a scale \(got K=4100"):
-            OP.columns.parse({"M": "1", "N": "512", "K": "4100", "layout": "row"})
 
 
 class TestReference:

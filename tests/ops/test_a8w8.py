@@ -7,7 +7,7 @@ import pytest
 import torch
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.dtype import torch_dtype
-from tunedgemm.errors import DtypeError, OperandError, ShapeError
+from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.shape import Shape
@@ -117,37 +117,6 @@ class TestColumns:
         row = {"M": "1", "N": "2", "K": "3", "q_dtype_w": "0", "scale": "0", "outdtype": "0", "bias": "0"}
         assert OP.columns.parse(row) == OP.columns.parse({"M": "1", "N": "2", "K": "3"})
 
-    def test_own_columns(self):
-        """The kind of scales, the output and the bias are ours."""
-        row = {"M": "4", "N": "32", "K": "64", "q_dtype_w": "torch.int8", "scale": "tensor", "outdtype": "torch.float16", "bias": "True"}
-        shape = OP.columns.parse(row)
-        assert (shape.scale, shape.outdtype, shape.bias) == ("tensor", "fp16", True)
-        assert OP.columns.format(shape) == row
-
-    @listed(
-        ("cells", "error", "message"),
-        [
-            ({"M": "1.5"}, ShapeError, "column 'M' must be a whole number"),
-            ({"q_dtype_w": "torch.bfloat16"}, ShapeError, "column 'q_dtype_w' must be one of int8, fp8_e4m3fn, fp8_e4m3fnuz"),
-            ({"q_dtype_w": "__import__('os')"}, DtypeError, "unknown dtype"),
-            ({"scale": "block"}, ShapeError, "column 'scale' must be one of row, tensor"),
-            ({"outdtype": "torch.int8"}, ShapeError, "column 'outdtype' must be one of bf16, fp16, fp32"),
-            ({"bias": "perhaps"}, ShapeError, "column 'bias' must be True or False"),
-        ],
-    )
-    def test_bad_cells_are_named(self, cells, error, message):
-        """A cell that is wrong is named by its column."""
-        with pytest.raises(error, match=message):
-            OP.columns.parse({"M": "1", "N": "2", "K": "3", **cells})
-
-    def test_equivalent_shapes_are_the_rows_of_aiter(self):
-        """A call with bias, single scales and fp16 out uses its own rows,
-        then AITER's of its dtype."""
-        plain = Shape("a8w8", 4, 32, 64, "fp8_e4m3fn", "bf16", scale="row")
-        call = attrs.evolve(plain, outdtype="fp16", epilogue="bias", bias_dtype="fp32", scale="tensor")
-        assert OP.equivalent_shapes(call) == (call, plain)
-        assert OP.equivalent_shapes(plain) == (plain,)
-
 
 class TestReference:
     """The exact result that everything is compared with."""
@@ -167,11 +136,6 @@ class TestReference:
         weight[0, 0] = 126
         out = OP.reference(Shape("a8w8", 1, 1, 4097, "int8", "fp32", scale="tensor"), (x, weight, scale(1), scale(1)))
         assert out.item() == 127 * 127 * 4096 + 127 * 126
-
-    def test_leading_dimensions(self):
-        """The result has one row for each row of x."""
-        shape = Shape("a8w8", 6, 5, 4, "int8", "bf16", scale="row")
-        assert OP.reference(shape, (int8(2, 3, 4), int8(5, 4), scale(2, 3, 1), scale(5))).shape == (6, 5)
 
 
 class TestInputs:

@@ -4,7 +4,7 @@ import attrs
 import pytest
 import torch
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
-from tunedgemm.errors import OperandError, ShapeError
+from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled, shuffle_weight
 from tunedgemm.shape import Shape
@@ -60,18 +60,6 @@ class TestColumns:
         shape = OP.columns.parse(row)
         assert shape.layout == "aiter16x16"
         assert {name: text for name, text in OP.columns.format(shape).items() if text} == row
-
-    def test_another_layout_is_written(self):
-        """The column `layout` holds it."""
-        shape = OP.columns.parse({"M": "4", "N": "32", "K": "64", "layout": "aiter32x16"})
-        assert (shape.dtype, shape.layout) == ("fp8_e4m3fn", "aiter32x16")
-        assert OP.columns.format(shape)["layout"] == "aiter32x16"
-        assert OP.equivalent_shapes(shape) == (shape, attrs.evolve(shape, layout="aiter16x16"))
-
-    def test_plain_weights_are_of_another_family(self):
-        """A row cannot say that its weight is plain."""
-        with pytest.raises(ShapeError, match=r"column 'layout' must name a shuffled layout such as aiter16x16 \(got 'row'\)"):
-            OP.columns.parse({"M": "4", "N": "32", "K": "64", "layout": "row"})
 
 
 def test_the_reference_is_that_of_the_plain_weight():
