@@ -123,14 +123,6 @@ def test_a_serving_process_compiles_nothing(fakes, backend):
     assert len(fakes.compilations) == 1
 
 
-def test_one_object_serves_all_sizes(fakes, backend):
-    """One object serves all M, N, K and splitK."""
-    backend.prepare(ONE, SHAPES[0], CPU)
-    for m, n, k, split in ((1, 8, 8, 1), (300, 16, 24, 2)):
-        assert isinstance(backend.bind(attrs.evolve(ONE, split_k=split), Shape("a16w16", m, n, k), CPU), Launcher)
-    assert len(fakes.compilations) == 1
-
-
 @pytest.mark.parametrize(("said", "compilations"), [("0", 1), ("", 1), ("1", 2), ("2", 2)])
 def test_aiters_rebuild_compiles_again_once(fakes, backend, monkeypatch, said, compilations):
     """AITER_REBUILD=1 recompiles at the first bind of a process."""
@@ -176,14 +168,6 @@ def test_sizes_that_the_instance_refuses_do_not_bind(fakes, allowed, backend, mo
     assert "standin tile64 does not support a16w16 M=5" in str(backend.bind(ONE, SHAPES[0], CPU))
 
 
-def test_a_device_that_cannot_be_queried_is_an_error(fakes, allowed, backend, monkeypatch):
-    """A runtime error is not taken for a refusal; 35 means a driver older than the runtime."""
-    monkeypatch.setattr(native.LoadedObject, "workspace_bytes", lambda self, sizes, pointers: -1)
-    monkeypatch.setattr(native.LoadedObject, "runtime_error", lambda self, count, pointers: 35)
-    with pytest.raises(LaunchError, match="standin tile64: CUDA error 35"):
-        backend.functions["bind"](ONE, SHAPES[0], CPU.limiting(backend.host))
-
-
 def test_other_devices_and_ops_are_refused(backend, stand_in):
     """Refusals of devices, ops and shapes have reasons."""
     h200, mi300 = Device("sm_90", 132), Device("gfx942", 304)
@@ -211,16 +195,6 @@ def test_the_default_space_is_small(fakes, backend, monkeypatch):
     assert len(list(backend.solutions(shape, h200))) == 3
     monkeypatch.setenv("TUNEDGEMM_CK_SPACE", "large")  # one warning of the process; doctor names it
     assert len(list(backend.solutions(shape, h200))) == 2
-
-
-def test_without_a_toolchain_built_objects_are_listed(fakes, backend, monkeypatch, tmp_path):
-    """A machine without a compiler lists what its cache has."""
-    shape, h200 = SHAPES[0], Device("sm_90", 132)
-    backend.prepare(ONE, shape, h200)
-    monkeypatch.setenv("CUDACXX", str(tmp_path / "none"))
-    assert [each.kernel_name for each in backend.solutions(shape, h200)] == ["tile64"]
-    monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path / "bare"))
-    assert list(backend.solutions(shape, h200)) == []
 
 
 def test_split_sums_are_not_deterministic(fakes, backend):
