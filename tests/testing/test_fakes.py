@@ -11,7 +11,7 @@ import torch
 from tunedgemm.backends.hookspecs import hookimpl
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import device_of
-from tunedgemm.errors import OutOfResources
+from tunedgemm.errors import OutOfResources, PluginError
 from tunedgemm.process.switches import kept_switches
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
@@ -247,6 +247,14 @@ def test_operands_and_references_are_drawn_once_within_a_bound():
     cache.draw(small, cpu, 2)
     assert cache.draw(small, cpu, 0) is first
     assert cache.draw(small, cpu, 1) is not second
+
+
+def test_a_fake_backend_passes_the_registry_checks():
+    """A fake backend is refused for the same faults as a plugin."""
+    with pytest.raises(PluginError, match="ops must name at least one op"):
+        fake_backend("mine", ops=())
+    with pytest.raises(TypeError):
+        fake_backend("mine", kernels=())
 
 
 def test_conformance_shapes_are_expressible_and_awkward():
