@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -259,6 +260,17 @@ def test_the_fingerprint_changes_with_the_table_and_not_with_its_path(tmp_path: 
     prints = [gemm.dispatcher.fingerprint() for gemm in (one, same, other)]
 
     assert prints[0] == prints[1] != prints[2]
+
+
+def test_the_log_names_each_shapes_choice_once(caplog: pytest.LogCaptureFixture) -> None:
+    """AITER_LOG_TUNED_CONFIG prints one explanation a shape, not one a call."""
+    gemm = TunedGemm(fake_registry(), settings=Settings.from_environment({"AITER_LOG_TUNED_CONFIG": "1"}))
+    with caplog.at_level(logging.WARNING, "tunedgemm"):
+        for _ in range(3):
+            gemm.mm(torch.randn(4, 32), torch.randn(16, 32))
+            gemm.mm(torch.randn(2, 2, 32), torch.randn(16, 32))
+
+    assert caplog.text.count("runs torch:native") == 1
 
 
 def test_launchers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,8 +67,20 @@ def blocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[], 
         thread.join()
 
 
+def test_while_another_thread_binds(blocked, in_child) -> None:
+    """The child binds new shapes although the thread that held the lock does not exist in it."""
+    registry = fake_registry(
+        fake_backend("slow", heuristic="fake", supports=lambda shape, device: None if shape.m != 7 else blocked.block())
+    )
+    gemm = TunedGemm(registry, settings=Settings(untuned=("slow",)))
+    gemm.mm(torch.randn(2, 32), WEIGHT)
+    blocked(lambda: gemm.mm(torch.randn(7, 32), WEIGHT))
+    assert in_child(lambda: serves(gemm, 2) and serves(gemm, 3) and serves(gemm, 7)) == "served"
+    assert serves(gemm, 2)  # a hit needs no lock
+
+
 def test_while_a_plugin_is_imported(importable: Path, in_child) -> None:
-    """A fork waits for the import of a plugin: half-done, it would never end in the child."""
+    """A fork waits for the import of a plugin, which would never end in the child."""
     (importable / "slow_plugin.py").write_text(
         "import time\nfrom tunedgemm.testing.fakes import fake_backend\ntime.sleep(0.5)\nslow = fake_backend('slow', heuristic='fake')\n"
     )

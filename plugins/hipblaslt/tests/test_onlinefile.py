@@ -213,6 +213,15 @@ def test_the_file_is_hipblaslts(folders: Path, backends: dict[str, Any], harness
     assert backends["hipblaslt"].heuristic_fallback(PLAIN, harness.MI300) is None
 
 
+@pytest.mark.parametrize("index", ["9" * 5000, "\u0663", "-1", "1.5", ""])
+def test_an_index_that_cannot_be_one_is_skipped(tmp_path: Path, index: str) -> None:
+    """A line without an index that the library could have is passed over, as its header is."""
+    cells = ["false"] * 18
+    (tmp_path / FILE).write_text(",".join([*cells, index, KERNEL, VERSION]) + "\n" + ",".join([*cells, "7", KERNEL, VERSION]) + "\n")
+
+    assert [row.index for rows in read(tmp_path / FILE).values() for row in rows] == [7]
+
+
 def test_an_unsigned_file_has_no_rows(folders: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Where signatures are required, the rows of an unsigned file are left out with the reason."""
     path = write(folders / "work", make_row(1003, VERSION))
