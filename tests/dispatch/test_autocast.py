@@ -7,11 +7,13 @@ from pathlib import Path
 import attrs
 import pytest
 import torch
+import tunedgemm
 from tunedgemm.backends.builtin.hooks import enumerate_solutions
 from tunedgemm.device import device_of
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.dtype import torch_dtype
+from tunedgemm.integrations.linear import linear
 from tunedgemm.ops import op_named, ops
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
@@ -54,7 +56,7 @@ def test_autocast_changes_no_op_with_any_row(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", sorted(ops()))
 def test_autocast_changes_no_op_on_a_gpu(name: str, device: str) -> None:
-    """By any backend that is installed, with autocast of the GPU and of the CPU."""
+    """No installed backend follows autocast, neither that of the GPU nor that of the CPU."""
     op, gemm = op_named(name), TunedGemm()
     for shape in shapes(name):
         operands = op.make_inputs(shape, torch.device("cuda"), 0)
@@ -64,4 +66,23 @@ def test_autocast_changes_no_op_on_a_gpu(name: str, device: str) -> None:
             with torch.autocast(device, dtype):
                 out = gemm.call(name, *operands, **given)
             assert out.dtype == torch_dtype(shape.outdtype)
+            torch.testing.assert_close(out, plain)
+
+
+@pytest.mark.parametrize(("dtype", "grad"), [(torch.bfloat16, False), (torch.float16, True)])
+def test_autocast_changes_no_compiled_call_or_gradient(dtype: torch.dtype, grad: bool) -> None:
+    """gemm_a16w16 in float32, eager, compiled and batched by vmap; F.linear alone follows autocast."""
+    x, weight = torch.randn(4, 32, requires_grad=grad), torch.randn(16, 32)
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        return tunedgemm.gemm_a16w16(x, weight, otype=torch.float32)
+
+    ways = [product, torch.compile(product, backend="aot_eager", fullgraph=True), torch.vmap(product)]
+    plain = torch.nn.functional.linear(x, weight)
+    for way in ways:
+        for _ in range(2):
+            with torch.autocast("cpu", dtype):
+                out = way(x if way is not ways[2] else x.unsqueeze(1)).view(4, 16)
+                followed = linear(x, weight)
+            assert out.dtype is torch.float32 and out.requires_grad == grad and followed.dtype is dtype
             torch.testing.assert_close(out, plain)

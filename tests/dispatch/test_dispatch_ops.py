@@ -295,7 +295,7 @@ def test_a_gradient_that_would_be_lost_is_an_error(name: str, example: dict[str,
 
 
 def test_a_launcher_unsafe_in_graphs_is_kept_out_of_captures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where it was bound before and serves the calls outside of graphs."""
+    """A capture leaves it out, also where it was bound before and serves other calls."""
     capturing = []
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: bool(capturing))
     call = eager_only(lambda x: "tuned", lambda x: "torch")

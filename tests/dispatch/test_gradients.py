@@ -43,7 +43,7 @@ def trainable(operands: list[Any]) -> list[int]:
 
 @EVERY
 def test_an_empty_batch_gives_zero_gradients(name: str, gemm: TunedGemm) -> None:
-    """To each operand that requires one, as torch's product does; a tangent is kept, too."""
+    """Each operand that requires a gradient gets zeros, as from torch; a tangent is kept, too."""
     shape = next((shape for shape in shapes_of(name) if shape.m == 0), None) or attrs.evolve(shapes_of(name)[0], m=0)
     places = [at for at in trainable(operands_of(shape)) if type(operands_of(shape)[at]) is torch.Tensor]
     for place in places:
@@ -104,7 +104,7 @@ def test_a_gradient_that_torch_lacks_is_an_error_of_the_call() -> None:
 
 
 def test_a_bias_that_requires_a_gradient_keeps_it(gemm: TunedGemm) -> None:
-    """In each op with a bias, whatever the tables choose without one."""
+    """The bias of each op keeps its gradient, whatever the tables choose without one."""
     for name in ("a16w16", "a8w8", "batched_bf16"):
         shape = next(shape for shape in shapes_of(name) if shape.m and shape.bias)
         operands = operands_of(shape)

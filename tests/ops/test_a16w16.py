@@ -61,7 +61,7 @@ class TestShapeOf:
             OP.entry(Dispatcher(OP))["gemm_a16w16"](*operands[:2], bias, None, *scales)
 
     def test_a_dtype_outside_the_list(self):
-        """Complex operands are no a16w16."""
+        """Complex operands are refused."""
         with pytest.raises(DtypeError, match="complex64"):
             OP.shape_of(ones(2, 8, dtype=torch.complex64), ones(4, 8, dtype=torch.complex64))
 
@@ -130,7 +130,7 @@ class TestReference:
 
 
 def test_inputs():
-    """Activations and weight of the shape's dtype; bias and scales where the shape has them, also for fp8."""
+    """Inputs have the shape's dtype; bias and scales are there where the shape has them."""
     cpu = torch.device("cpu")
     x, weight = OP.make_inputs(Shape("a16w16", 2, 3, 4, "fp8_e4m3fn", "bf16"), cpu, 0)
     assert (x.shape, weight.shape, x.dtype) == ((2, 4), (3, 4), torch.float8_e4m3fn)
@@ -141,7 +141,7 @@ def test_inputs():
 
 
 def test_bytes_moved():
-    """Each operand and the output once, in their own dtypes."""
+    """Each operand and the output count once, in their own dtypes."""
     shape = Shape("a16w16", 2, 4, 8, epilogue="bias", bias_dtype="fp32", outdtype="fp32")
     assert OP.bytes_moved(shape) == 2 * (2 * 8 + 4 * 8) + 4 * 4 + 4 * (2 * 4)
     assert OP.bytes_moved(attrs.evolve(shape, dtype="fp8")) == (2 * 8 + 4 * 8) + 4 * 4 + 4 * (2 * 4)

@@ -53,7 +53,7 @@ class TestShapeOf:
         assert found == shape(2, 5, 96, dtype=dtype, outdtype=dtype)
 
     def test_a_shuffled_weight_goes_with_shuffled_scales(self):
-        """Rows padded to 256 and columns to 8; leading dimensions of x are rows."""
+        """Shuffled scales have padded rows and columns; leading dimensions of x are rows."""
         x = torch.ones(2, 3, 320).half()
         found = OP.shape_of(x, shuffle_weight(fp4(272, 160)), ones(512, 16), torch.ones(272), otype=torch.float32)
         assert found == shape(6, 272, 320, "aiter16x16", dtype="fp16", outdtype="fp32", epilogue="bias", bias_dtype="fp32")
@@ -86,7 +86,7 @@ class TestColumns:
     """From a row of a table to a shape, and back."""
 
     def test_the_key_alone(self):
-        """M, N, K in elements and x's dtype: plain weight, bf16 out, no bias; without a dtype bf16."""
+        """M, N, K and x's dtype, by default bf16, mean a plain weight without bias."""
         row = {"M": "1", "N": "512", "K": "4096", "x_dtype": "torch.float16"}
         found = OP.columns.parse(row)
         assert found == shape(1, 512, 4096, dtype="fp16")
@@ -115,8 +115,7 @@ class TestReference:
 
 
 def test_inputs():
-    """x in its dtype, a weight of all e2m1 values,
-    and scales of several sizes in the layout's order."""
+    """Inputs are x in its dtype, all e2m1 values, and scales in the layout's order."""
     x, weight, w_scale = OP.make_inputs(shape(17, 48, 320, dtype="fp16"), CPU, 0)
     assert [(each.shape, each.dtype) for each in (x, weight, w_scale)] == [
         ((17, 320), torch.float16), ((48, 160), FP4), ((48, 10), E8M0),
@@ -143,8 +142,7 @@ def test_activations_rounded_to_mxfp4_are_outside_the_tolerance(outdtype):
 
 
 def test_bytes_moved():
-    """Two bytes per element of x, half a byte of weight,
-    a byte per 32, and no padding of shuffled scales."""
+    """x counts two bytes an element, the weight half a byte, each 32 one byte; padding nothing."""
     which = shape(2, 4, 64, epilogue="bias", bias_dtype="fp32")
     assert OP.bytes_moved(which) == 2 * 64 * 2 + 4 * 32 + 4 * 2 + 4 * 4 + 2 * 4 * 2
     assert OP.bytes_moved(attrs.evolve(which, layout="aiter16x16")) == OP.bytes_moved(which)
@@ -157,7 +155,7 @@ class TestFunction:
     @listed("layout", ["aiter16x16", "row"])
     @listed("dtype", ["bf16", "fp16"])
     def test_aiters_arguments(self, layout, dtype):
-        """x, w, w_scales, atomic_add, dtype, y and config; then bias and bpreshuffle."""
+        """gemm_a16wfp4 takes AITER's arguments in order, then bias and bpreshuffle."""
         which = shape(6, 32, 64, layout, dtype=dtype, outdtype="fp32", epilogue="bias", bias_dtype="fp32")
         x, weight, w_scale, bias = OP.make_inputs(which, CPU, 0)
         out = TunedGemm().gemm_a16wfp4(
@@ -183,7 +181,7 @@ class TestFunction:
         ],
     )
     def test_arguments_that_change_the_result_are_refused(self, layout, fields, message):
-        """By name; so is a weight whose type contradicts bpreshuffle."""
+        """Each is named, and so is a weight whose type contradicts bpreshuffle."""
         operands = OP.make_inputs(shape(2, 32, 64, layout), CPU, 0)
         with pytest.raises(OperandError, match=re.escape(f"a16w4_blockscale: {message}")):
             TunedGemm().gemm_a16wfp4(*operands, **fields)

@@ -33,14 +33,13 @@ class TestShapeOf:
     @listed("x_scale", [(6,), (6, 1), (2, 3, 1)], ids=str)
     @listed("w_scale", [(4,), (4, 1), (1, 4)], ids=str)
     def test_scales_by_row(self, x_scale, w_scale):
-        """M values for the leading dimensions of x and N for the weight,
-        in each form that callers use."""
+        """Scales have a value for each row of x and of the weight, in any form."""
         shape = OP.shape_of(int8(2, 3, 8), int8(4, 8), scale(*x_scale), scale(*w_scale))
         assert shape == Shape("a8w8", 6, 4, 8, "int8", "bf16", scale="row")
 
     @listed("sizes", [(), (1,), (1, 1)], ids=str)
     def test_scales_of_the_whole_tensor(self, sizes):
-        """One value each."""
+        """One value for each operand is a scale of the tensor."""
         assert OP.shape_of(int8(6, 8), int8(4, 8), scale(*sizes), scale(*sizes)).scale == "tensor"
 
     def test_one_row(self):
@@ -88,7 +87,7 @@ class TestShapeOf:
             OP.shape_of(*operands)
 
     def test_an_impossible_output_dtype(self):
-        """The output is bf16, fp16 or fp32."""
+        """The output must be bf16, fp16 or fp32."""
         with pytest.raises(OperandError, match=r"the output must be one of torch.bfloat16, torch.float16, torch.float32 \(got torch.int8"):
             OP.shape_of(int8(2, 8), int8(4, 8), scale(2), scale(4), otype=torch.int8)
 
@@ -105,7 +104,7 @@ class TestColumns:
     """From a row of AITER's tables to a shape, and back."""
 
     def test_a_row_of_aiter(self):
-        """M, N, K and the weight's dtype: scales by row, bf16 out, no bias."""
+        """M, N, K and the weight's dtype mean scales by row, bf16 out and no bias."""
         row = {"M": "16", "N": "512", "K": "7168", "q_dtype_w": "torch.float8_e4m3fnuz"}
         shape = OP.columns.parse(row)
         assert shape == Shape("a8w8", 16, 512, 7168, "fp8_e4m3fnuz", "bf16", scale="row")
@@ -170,7 +169,7 @@ def test_a_float32_sum_is_well_inside_the_tolerance(dtype, outdtype):
 
 
 def test_bytes_moved():
-    """Each operand and the output once; scales have 4 bytes."""
+    """Each operand and the output count once, and a scale four bytes."""
     shape = Shape("a8w8", 2, 4, 8, "int8", "fp32", "bias", "fp16", "row")
     assert OP.bytes_moved(shape) == (2 + 4) * 8 + (2 + 4) * 4 + 4 * 2 + 2 * 4 * 4
     assert OP.bytes_moved(attrs.evolve(shape, scale="tensor")) == (2 + 4) * 8 + 2 * 4 + 4 * 2 + 2 * 4 * 4

@@ -36,8 +36,7 @@ class TestShapeOf:
 
     @listed("x_scale", [(6, 3), (2, 3, 3)], ids=str)
     def test_tails_and_leading_dimensions(self, x_scale):
-        """The last blocks of N and K may be short;
-        scales of x have its leading dimensions or one for all rows."""
+        """The last blocks may be short, and scales of x may have its leading dimensions."""
         shape = OP.shape_of(fp8(2, 3, 300), fp8(130, 300), scale(*x_scale), scale(2, 3))
         assert shape == Shape("a8w8_blockscale", 6, 130, 300, "fp8_e4m3fn", "bf16", scale="block")
 
@@ -65,7 +64,7 @@ class TestColumns:
     """From a row of AITER's tables to a shape, and back."""
 
     def test_a_row_of_aiter(self):
-        """M, N and K: fp8 of the row's gfx, bf16 out."""
+        """M, N and K mean fp8 of the row's gfx and bf16 out."""
         row = {"M": "16", "N": "1536", "K": "7168"}
         for gfx, dtype in (("gfx942", "fp8_e4m3fnuz"), ("gfx950", "fp8_e4m3fn"), ("", "fp8_e4m3fn")):
             shape = OP.columns.parse({**row, "gfx": gfx})
@@ -128,7 +127,7 @@ def test_operands_rounded_to_bf16_pass_for_a_bf16_output():
 
 
 def test_bytes_moved():
-    """Each operand and the output once; scales have 4 bytes."""
+    """Each operand and the output count once, and a scale four bytes."""
     shape = Shape("a8w8_blockscale", 2, 130, 300, "fp8_e4m3fn", "bf16", scale="block")
     assert OP.bytes_moved(shape) == (2 + 130) * 300 + (2 * 3 + 2 * 3) * 4 + 2 * 130 * 2
 

@@ -52,7 +52,7 @@ class TestColumns:
     """From a row of AITER's tables to a shape, and back."""
 
     def test_a_row_of_aiter(self):
-        """M, N and K: fp8 of the row's gfx, bf16 out, layout (16, 16)."""
+        """M, N and K mean fp8 of the row's gfx, bf16 out and layout (16, 16)."""
         row = {"M": "16", "N": "512", "K": "7168"}
         for gfx, dtype in (("gfx942", "fp8_e4m3fnuz"), ("gfx950", "fp8_e4m3fn"), ("", "fp8_e4m3fn")):
             shape = OP.columns.parse({**row, "gfx": gfx})
@@ -77,7 +77,7 @@ class TestFunction:
     """AITER's gemm_a8w8_blockscale_bpreshuffle."""
 
     def test_aiters_arguments(self):
-        """XQ, WQ, x_scale, w_scale and dtype; the scales of x as AITER's quantisation gives them."""
+        """The function takes AITER's arguments, and scales of x as AITER makes them."""
         x, weight, plain_scale, w_scale = PLAIN.make_inputs(attrs.evolve(SHAPE, op="a8w8_blockscale", layout="row"), CPU, 0)
         reference = PLAIN.reference(SHAPE, (x, weight, plain_scale, w_scale))
         call = TunedGemm().gemm_a8w8_blockscale_bpreshuffle

@@ -147,7 +147,7 @@ def test_reference_in_8_bits(x_sizes, w_sizes):
 
 
 def test_work():
-    """Operations and bytes of all batches, scales and bias among them."""
+    """Operations and bytes count all batches, scales and bias among them."""
     shape = wide(2, 4, 8, 3, epilogue="bias", bias_dtype="fp32", outdtype="fp32")
     assert WIDE.flops(shape) == NARROW.flops(narrow(2, 4, 8, 3)) == 3 * 2 * 2 * 4 * 8
     assert WIDE.bytes_moved(shape) == 3 * (2 * (2 * 8 + 4 * 8) + 4 * 4 + 4 * 2 * 4)

@@ -69,7 +69,7 @@ def test_bind_compiles_nothing_after_prepare(compile_on_all_cores: Callable[...,
 
 
 def test_kinds_of_operands() -> None:
-    """Both dtypes, every output and bias dtype, three dimensions, and one row of an odd stride."""
+    """The kernel takes both dtypes, every output and bias, three dimensions, and one odd row."""
     for dtype, outdtype, bias_dtype in (("bf16", "fp32", "bf16"), ("fp16", "fp16", "fp32"), ("fp16", "bf16", "fp16")):
         shape = Shape("a16w16", 24, 320, 640, dtype=dtype, outdtype=outdtype, epilogue="bias", bias_dtype=bias_dtype)
         types = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
