@@ -130,6 +130,25 @@ def test_while_another_thread_logs(blocked, in_child) -> None:
         logging.getLogger("tunedgemm").removeHandler(handler)
 
 
+def test_a_fork_waits_for_awaited_locks_alone(in_child) -> None:
+    """A fork waits until the holder of an awaited lock is done, and for no holder of another."""
+    for awaited in (True, False):
+        lock, held, over, done = forksafe.ForkSafeLock(awaited=awaited), threading.Event(), threading.Event(), []
+
+        def hold(lock=lock, held=held, over=over, done=done) -> None:
+            with lock:
+                held.set()
+                over.wait(0.3 if lock.awaited else HUNG)
+                done.append(True)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait(HUNG)
+        assert in_child(lambda done=done, awaited=awaited: bool(done) is awaited) == "served"
+        over.set()
+        thread.join()
+
+
 def test_a_lock_is_free_in_the_child(monkeypatch: pytest.MonkeyPatch, in_child) -> None:
     """A fork-safe lock held by another thread is free in the child, and still held in the parent."""
     monkeypatch.setattr(forksafe, "PATIENCE", 0.1)
