@@ -90,6 +90,18 @@ def test_other_versions(install: Install) -> None:
     assert "quack" not in sys.modules
 
 
+def test_metadata_without_its_package(install: Install) -> None:
+    """An interrupted uninstallation leaves metadata: a reason, not an ImportError."""
+    folder = install()
+    (folder / "quack/__init__.py").unlink()
+    for path in [*(folder / "quack").iterdir()]:
+        path.unlink()
+    (folder / "quack").rmdir()
+    library.installation.cache_clear()
+    if importlib.util.find_spec("quack") is None:
+        assert refusal() == "quack-kernels 0.6.5: its package 'quack' is not importable; install it again"
+
+
 @pytest.mark.parametrize(
     ("texts", "reason"),
     [
