@@ -168,6 +168,14 @@ def test_sizes_that_the_instance_refuses_do_not_bind(fakes, allowed, backend, mo
     assert "standin tile64 does not support a16w16 M=5" in str(backend.bind(ONE, SHAPES[0], CPU))
 
 
+def test_a_device_that_cannot_be_queried_is_an_error(fakes, allowed, backend, monkeypatch):
+    """A runtime error is not taken for a refusal; 35 means a driver older than the runtime."""
+    monkeypatch.setattr(native.LoadedObject, "workspace_bytes", lambda self, sizes, pointers: -1)
+    monkeypatch.setattr(native.LoadedObject, "runtime_error", lambda self, count, pointers: 35)
+    with pytest.raises(LaunchError, match="standin tile64: CUDA error 35"):
+        backend.functions["bind"](ONE, SHAPES[0], CPU.limiting(backend.host))
+
+
 def test_other_devices_and_ops_are_refused(backend, stand_in):
     """Refusals of devices, ops and shapes have reasons."""
     h200, mi300 = Device("sm_90", 132), Device("gfx942", 304)
