@@ -24,14 +24,6 @@ def test_importing_the_package_loads_nothing(child):
     assert seconds < 0.2
 
 
-@pytest.mark.parametrize(
-    "module", ["tunedgemm.plugin", "tunedgemm.backends.registry", "tunedgemm.table.lookup", "tunedgemm.workload.capture"]
-)
-def test_values_and_tables_need_no_torch(child, module):
-    """Describing a plugin, reading a table and noting a shape do not load torch."""
-    assert child(f"import sys, {module}\nprint('torch' in sys.modules, 'pandas' in sys.modules)") == "False False"
-
-
 def test_dispatch_needs_no_tuner(child):
     """Serving loads neither the tuner nor pandas nor the command line."""
     found = child(

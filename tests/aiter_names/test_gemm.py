@@ -58,7 +58,6 @@ def spelled(operands: dict[str, torch.Tensor], **names: str) -> dict[str, torch.
 WITH_SHUFFLED = lambda: (found := rows()) | {"WQ": shuffled(found["WQ"])}  # noqa: E731
 IN_AITERS_WORDS = {"XQ": "A", "WQ": "B", "x_scale": "A_scale", "w_scale": "B_scale"}
 IN_CKS_WORDS = {there: here for here, there in IN_AITERS_WORDS.items()}
-BATCH = {"XQ": X[None].expand(2, -1, -1).contiguous(), "WQ": WEIGHT[None].expand(2, -1, -1).contiguous()}
 #: function -> operands, name of the output, further arguments
 WRITERS = {
     "gemm_a16w16_asm": (lambda: {"A": X, "B": WEIGHT}, "out", {"bias": BIAS}),
@@ -88,17 +87,6 @@ def test_outputs_are_written(aiter, name):
 
     assert returned is out
     assert error(out, expected) < (0.25 if "a4w4" in name else 0.05)
-
-
-def test_batched_outputs_are_written(aiter):
-    """The batched functions without _CK write their product to the output."""
-    out = torch.empty(2, M, N, dtype=torch.bfloat16)
-    quantised = {name: value[None].expand(2, -1, -1).contiguous() for name, value in rows().items()}
-
-    assert aiter.batched_gemm_bf16(**BATCH, out=out) is out
-    assert error(out[1], X.double() @ WEIGHT.double().t()) < 0.01
-    assert aiter.batched_gemm_a8w8(**quantised, out=out) is out
-    assert error(out[1], X.double() @ WEIGHT.double().t()) < 0.05
 
 
 def test_skinny_products_are_written(aiter):

@@ -1,7 +1,6 @@
 """artifact: bytes built once, private, whole, and rebuilt when damaged."""
 
 import stat
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -72,13 +71,6 @@ def test_a_full_disk(built, monkeypatch):
     assert artifact("key", build) == artifact("key", build) == b"kernel" * 100
     assert len(calls) == 1
     assert files() == []
-
-
-def test_threads_get_whole_bytes(built):
-    """Concurrent builders leave one complete file."""
-    with ThreadPoolExecutor(4) as pool:
-        assert set(pool.map(lambda _: artifact("key", built[1]), range(16))) == {b"kernel" * 100}
-    assert len(files()) == 1
 
 
 def test_builders_return_bytes():

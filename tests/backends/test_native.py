@@ -8,7 +8,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -150,23 +149,6 @@ def test_the_lists_keys_are_hips_own() -> None:
     hip: Any = pytest.importorskip("rocm.bindings.hip")
     keys = (hip.HIP_LAUNCH_PARAM_BUFFER_POINTER, hip.HIP_LAUNCH_PARAM_BUFFER_SIZE, hip.HIP_LAUNCH_PARAM_END)
     assert keys == (native._BUFFER_POINTER, native._BUFFER_SIZE, native._BUFFER_END)
-
-
-def test_threads_share_a_launch(way: str, recorder: Any) -> None:
-    """Threads that share a launch get their own addresses."""
-    launch, wrong, start = launch_of(recorder.amd, BUFFER), [], threading.Barrier(8)
-
-    def work(number: int) -> None:
-        start.wait(timeout=60)
-        for turn in range(200):
-            mine = tuple(1000 * number + turn + index for index in range(5))
-            status, note = launch(*mine), recorder.note().contents
-            if (status, note.stream, bytes(note.bytes[:352])) != (mine[0] % 1000, mine[0], filled(*mine[1:])):
-                wrong.append(mine)
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(work, range(8)))
-    assert not wrong
 
 
 def test_a_call_with_other_arguments_is_an_error(way: str, recorder: Any) -> None:

@@ -19,33 +19,12 @@ pytest.importorskip("tunedgemm_asm")
 ROOT = Path(__file__).parents[2] / "benchmarks"
 RESULTS = ROOT / "results"
 FP8 = Shape("a8w8", 1024, 4096, 4096, "fp8_e4m3fn", "bf16", scale="row")
-#: Op -> day of its profile, its products and their times.
-PROFILES = {
-    "a16w16": ("h200-2026-11-23", 12, 1528),
-    "a8w8": ("h200-2026-11-23", 9, 1223),
-    "a8w8_blockscale": ("h100-2026-11-25", 31, 1732),
-}
 
 
 @pytest.fixture(scope="module")
 def fitting(as_module: Callable[[Path], ModuleType]) -> ModuleType:
     """Load benchmarks/cost_fit.py."""
     return as_module(ROOT / "cost_fit.py")
-
-
-@pytest.mark.parametrize("op", PROFILES)
-def test_profiles_of_every_op_are_read(fitting: ModuleType, op: str) -> None:
-    """All products with the dtypes and scales of their columns; a kernel that failed has no
-    time, torch's own are left out.
-    """
-    day, products, count = PROFILES[op]
-    times = fitting.read([RESULTS / day / "asm" / f"{op}-profile.csv"])
-    assert (len(times), sum(map(len, times.values()))) == (products, count)
-    scale = {"a16w16": "none", "a8w8": "row", "a8w8_blockscale": "block"}[op]
-    dtype = "bf16" if op == "a16w16" else "fp8_e4m3fn"
-    assert {(product.shape.op, product.shape.dtype, product.shape.scale) for product in times} == {(op, dtype, scale)}
-    assert all({timed.raced for timed in own} == {True, False} for own in times.values())
-    assert {timed.listed for own in times.values() for timed in own} >= {True}
 
 
 def test_first_guesses_by_block_are_near_the_best(fitting: ModuleType) -> None:
@@ -102,21 +81,6 @@ def test_first_guesses_of_triton_are_near_the_best(fitting: ModuleType, file: st
     assert len(judged) >= products
     assert sum(first <= 0.05 for _, first in judged) >= share * len(judged)
     assert sum(best <= 0.05 for best, _ in judged) >= of_eight * len(judged)
-
-
-def test_races_are_put_on_the_scale_of_screens(fitting: ModuleType) -> None:
-    """Where kernels of a race take a tenth longer than the model has others take, that is taken off
-    their times, and of no others.
-    """
-    plans = list(fitting.enumerate_configs(FP8))
-    whole = [fitting.Timed(plan, 1, 0.0) for plan in plans]
-    exact = [attrs.evolve(timed, us=fitting.predicted(FP8, timed)) for timed in whole]
-    near = [timed for timed in sorted(exact, key=lambda timed: timed.us)[:6] for _ in range(2)]
-    mixed = [attrs.evolve(timed, raced=bool(at % 2), us=timed.us * (1.1 if at % 2 else 1)) for at, timed in enumerate(near)]
-    product = fitting.Product("run", FP8)
-    scaled = fitting.at_one_clock({product: mixed})[product]
-    assert [timed.us for timed in scaled] == pytest.approx([timed.us for timed in near])
-    assert fitting.at_one_clock({product: mixed[:4]})[product] == mixed[:4]
 
 
 def test_a_fit_finds_a_rate_that_was_changed(fitting: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

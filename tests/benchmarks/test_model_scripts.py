@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import subprocess
 import sys
@@ -91,42 +90,3 @@ def test_run_llama_agrees_in_every_mode(script: ModuleType, home: Path, monkeypa
     out = capsys.readouterr().out
     assert "The table answers 100% of" in out
     assert "compiled: one decode step" in out
-
-
-def test_model_speed_keeps_every_sample(
-    as_module: Callable[[Path], ModuleType], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    """Every stage is measured in three arms, with a sample a round; a second run measures nothing
-    again.
-    """
-    speed = as_module(SPEED)
-    monkeypatch.setattr(speed, "console", speed.Console())
-    command = [*SMALL, "--home", str(home), "--only", "eager", "--rounds", "3", "--prefill-rounds", "2", "-o", str(tmp_path)]
-    assert speed.main(command) == 0
-
-    result = json.loads((tmp_path / "model_speed.json").read_text())
-    assert result["coverage"].startswith("The table answers 100%")
-    assert result["unbound"] == {}
-    assert [(row["mode"], row["phase"], row["agree"]) for row in result["rows"]] == [("eager", "prefill", True), ("eager", "decode", True)]
-    for row, rounds in zip(result["rows"], (2, 3), strict=True):
-        assert {arm: len(values) for arm, values in row["samples"].items()} == {"torch": rounds, "again": rounds, "tunedgemm": rounds}
-        assert row["gain"][1] <= row["gain"][0] <= row["gain"][2]
-    capsys.readouterr()
-    assert speed.main(command) == 0
-    assert "eager: kept from" in capsys.readouterr().out
-    assert json.loads((tmp_path / "model_speed.json").read_text()) == result
-
-
-def test_model_speed_captures_and_tunes_in_processes(as_module: Callable[[Path], ModuleType], home: Path, monkeypatch) -> None:
-    """The stages capture and tune run the example and the tuner with the same model, and an unknown
-    stage is an error.
-    """
-    speed, commands = as_module(SPEED), []
-    monkeypatch.setattr(speed.subprocess, "run", lambda command, **_: commands.append(command))
-    assert speed.main([*SMALL, "--home", str(home), "--only", "capture", "tune", "--libtype", "torch", "--iters", "5"]) == 0
-
-    capture, tune = commands
-    assert capture[1:] == [str(RUN), "--only-capture", *SMALL[:2], *SMALL[6:], *SMALL[2:6]]
-    assert tune[1:] == ["-m", "tunedgemm", "tune", "--libtype", "torch", "--iters", "5"]
-    with pytest.raises(SystemExit):
-        speed.main([*SMALL, "--home", str(home), "--only", "flying"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -26,22 +25,6 @@ PUBLISHED = {
     (8192, 3584), (7168, 8192), (10240, 8192), (8192, 28672), (57344, 8192),
 }  # fmt: skip
 
-#: (model, TP, layer) -> (N, K): layers that are whole on every rank, and layers that are cut along
-#: N or K
-SIZES = {
-    ("llama-3.3-70b", "8", "qkv_proj"): (1280, 8192),
-    ("llama-3.3-70b", "8", "o_proj"): (8192, 1024),
-    ("llama-3.3-70b", "8", "gate_up_proj"): (7168, 8192),
-    ("llama-3.3-70b", "8", "down_proj"): (8192, 3584),
-    ("llama-3.3-70b", "8", "lm_head"): (16032, 8192),
-    ("deepseek-v3", "8", "fused_qkv_a_proj"): (2112, 7168),
-    ("deepseek-v3", "8", "router_gate"): (256, 7168),
-    ("deepseek-v3", "8", "q_b_proj"): (3072, 1536),
-    ("deepseek-v3", "8", "kv_b_proj"): (4096, 512),
-    ("deepseek-v3", "1", "o_proj"): (7168, 16384),
-    ("deepseek-v3", "1", "shared_gate_up_proj"): (4096, 7168),
-    ("deepseek-v3", "8", "lm_head"): (16160, 7168),
-}
 
 #: subset without its tp -> the shipped lists that have its products, each with its op
 SHIPPED = {
@@ -74,27 +57,6 @@ def pairs(rows: Rows, subset: str) -> dict[tuple[int, int], set[int]]:
         if subset in row["subsets"].split(";"):
             sizes.setdefault((int(row["N"]), int(row["K"])), set()).add(int(row["M"]))
     return sizes
-
-
-def test_rows_are_unique(rows: Rows) -> None:
-    """The columns are those that every benchmark reads, no (model, tp, layer, M) occurs twice, and
-    every row has a subset.
-    """
-    keys = Counter((row["model"], row["tp"], row["layer"], row["M"]) for row in rows)
-
-    assert list(rows[0]) == ["model", "tp", "layer", "N", "K", "M", "subsets"]
-    assert max(keys.values()) == 1
-    assert all(row["subsets"] for row in rows)
-
-
-def test_layers_have_the_sizes_that_engines_run(rows: Rows) -> None:
-    """Projections are fused as in serving engines, and cut over ranks along N or K."""
-    sizes = {(row["model"], row["tp"], row["layer"]): (int(row["N"]), int(row["K"])) for row in rows}
-
-    assert {layer: sizes[layer] for layer in SIZES} == SIZES
-    assert {layer for *model, layer in sizes if model == ["llama-3.3-70b", "8"]} == {
-        layer for *model, layer in SIZES if model == ["llama-3.3-70b", "8"]
-    }
 
 
 def test_subsets_have_their_products(rows: Rows) -> None:

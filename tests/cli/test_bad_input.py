@@ -88,25 +88,6 @@ def test_a_foreign_trial_log_is_not_touched(mistake: Mistake, folder: Path, cont
     assert not (folder / "t.csv").exists()
 
 
-@pytest.mark.parametrize("name", ["t.csv", "t.trials.jsonl"])
-def test_a_folder_where_a_file_should_be(mistake: Mistake, folder: Path, name: str) -> None:
-    """A folder given as a file is an error before anything is measured."""
-    (folder / name).mkdir()
-
-    assert str(folder / name) in mistake()
-
-
-def test_a_broken_table_is_an_error_before_measuring(mistake: Mistake, folder: Path) -> None:
-    """A broken table is named before anything is measured, and stays unchanged."""
-    broken = "M,N,K,solution\n1,64,128,the fast one\n"
-    (folder / "t.csv").write_text(broken)
-
-    assert str(folder / "t.csv") in mistake()
-
-    assert (folder / "t.csv").read_text() == broken
-    assert not (folder / "t.trials.jsonl").exists()
-
-
 @pytest.mark.parametrize("name", ["in.csv", "t.csv", "t.trials.jsonl", "notes.txt"])
 def test_a_profile_is_not_appended_to_another_file(mistake: Mistake, folder: Path, name: str) -> None:
     """-o2 refuses to append a profile to the shapes, the table, its trials or a foreign file."""

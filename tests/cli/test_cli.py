@@ -56,45 +56,6 @@ def test_tune_show_check_explain(
     assert "out.csv:" in run(capsys, "table", "show")[1]
 
 
-def test_a_second_run_skips_and_all_does_not(tmp_path: Path, untuned: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Tuned shapes are skipped with a note; --all tunes it again; AITER's long names work."""
-    arguments = ["tune", "--input_file", str(untuned), "--tuned_file", str(tmp_path / "out.csv"), "--libtype", "torch", "--iters", "3"]
-    arguments += ["--mp", "1", "--splitK", "--with-hipblaslt"]
-    run(capsys, *arguments)
-
-    assert "0 tuned, 0 failed, 2 skipped" in run(capsys, *arguments)[1]
-    assert "2 tuned" in run(capsys, *arguments, "--all", "--sort", "False", "--profile_file", str(tmp_path / "p.csv"))[1]
-    assert (tmp_path / "p.csv").read_text().startswith("gfx,cu_num,M,N,K")
-
-
-def test_a_bare_name_finds_a_shipped_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """-i and `table show` find a shipped file by name from any folder;
-    a file in that folder wins."""
-    monkeypatch.chdir(tmp_path)
-    shipped = tmp_path / "shipped"
-    (shipped / "model_configs").mkdir(parents=True)
-    (shipped / "model_configs" / "tiny_untuned.csv").write_text("M,N,K\n1,64,128\n")
-    monkeypatch.setattr("tunedgemm.table.folders.SHIPPED", shipped)
-
-    code, out, _ = run(capsys, "tune", "-i", "tiny_untuned.csv", "-o", "tuned.csv", "--libtype", "torch", "--iters", "3")
-
-    assert code == 0 and "1 tuned, 0 failed" in out
-    assert run(capsys, "table", "show", "tuned.csv")[0] == 0
-
-
-def test_check_finds_every_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Duplicates, times that are none and large errors are faults, exit code 1."""
-    table = tmp_path / "bad.csv"
-    row = "sm_90,132,1,64,128,False,torch.bfloat16,torch.bfloat16,False,False,triton,0,0,{us},k,{err},1,1"
-    head = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw"
-    table.write_text("\n".join([head, row.format(us=3, err=0.0), row.format(us=2, err=0.9), row.format(us=-1, err=0)]) + "\n")
-
-    code, out, _ = run(capsys, "table", "check", str(table))
-
-    assert code == 1
-    assert "3 rows for" in out and "0.9" in out and "bad.csv:4" in out
-
-
 def test_plugins_lists_installed_and_missing_backends(
     capsys: pytest.CaptureFixture[str], fake_plugins: Path, hide: Callable[[str], None]
 ) -> None:
@@ -154,7 +115,7 @@ def test_plugins_lists_installed_and_missing_backends(
 def test_users_mistakes_are_one_line_without_a_traceback(
     arguments: list[str], message: str, untuned: Path, capsys: pytest.CaptureFixture[str], hide: Callable[[str], None]
 ) -> None:
-    """Exit code 2, the reason on one line of standard error, nothing else."""
+    """A mistake exits with 2 and prints its reason on one line of standard error, nothing else."""
     hide("ck")
     code, out, err = run(capsys, *[text.format(untuned=untuned) for text in arguments])
 
@@ -198,19 +159,6 @@ def test_an_unknown_column_costs_only_itself(tmp_path: Path, capsys: pytest.Capt
     assert run(capsys, "tune", "-i", str(path), "-o", str(out), *QUICK)[0] == 1
     assert f"left out: {path}:1: unknown column 'colour', not read; an untuned file of a16w16 may have M, N, K" in caplog.text
     assert [row.shape.m for row in read_rows(out, op_named("a16w16"))[0]] == [1]
-
-
-def test_a_bad_line_costs_only_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
-    """The other shapes of -i are tuned, the line is named with its reason, and the exit code is 1."""
-    path, out = tmp_path / "in.csv", tmp_path / "out.csv"
-    path.write_text("M,N,K\n1,64,32\n1,64,banana\n2,64,32\n")
-
-    code, text, _ = run(capsys, "tune", "-i", str(path), "-o", str(out), *QUICK)
-
-    assert code == 1
-    assert f"left out: {path}:3: column 'K' must be a whole number" in caplog.text
-    assert "2 tuned, 0 failed, 1 line of the input left out" in text
-    assert [row.shape.m for row in read_rows(out, op_named("a16w16"))[0]] == [1, 2]
 
 
 def test_a_tuned_table_is_tuned_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -344,10 +292,9 @@ def test_a_closed_output_or_a_full_disk(tmp_path: Path, command: str, where: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["| true", ">&-", ">/dev/full"])
+@pytest.mark.parametrize("where", ["| true", ">/dev/full"])
 def test_output_errors_do_not_change_the_exit_code(tmp_path: Path, untuned: Path, where: str) -> None:
-    """A closed pipe, a closed output or a full disk changes neither the table nor exit code 0; a
-    full disk is reported."""
+    """A closed pipe or a full disk, which is reported, changes neither the table nor exit code 0."""
     command = f"{sys.executable} -m tunedgemm tune --libtype torch --iters 3 -i {untuned} -o {tmp_path / 't.csv'} {where}"
 
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False)
@@ -355,18 +302,3 @@ def test_output_errors_do_not_change_the_exit_code(tmp_path: Path, untuned: Path
     assert done.returncode == 0, done.stderr
     assert read_rows(tmp_path / "t.csv", op_named("a16w16"))[0]
     assert done.stderr == ("tunedgemm: standard output: cannot be written: No space left on device\n" if "full" in where else "")
-
-
-@pytest.mark.parametrize(("width", "heading"), [("60", "solution"), ("160", "from")])
-def test_a_table_is_shown_at_any_width(
-    tmp_path: Path, width: str, heading: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A narrow terminal gets fewer columns, not broken words; names are no markup."""
-    path = tmp_path / "t.csv"
-    path.write_text("gfx,cu_num,M,N,K,libtype,solidx,splitK,us,kernelName\ngfx942,304,16,64,128,asm,1,0,2.5,[bold]x\n")
-    monkeypatch.setenv("COLUMNS", width)
-
-    _, out, _ = run(capsys, "table", "show", str(path))
-
-    assert all(len(line) <= int(width) for line in out.splitlines() if line[:1] in "┏┃┡│└")
-    assert heading in out and "asm:[bold]x" in out and ("from" in out) is (width == "160")

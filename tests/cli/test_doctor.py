@@ -26,7 +26,6 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, write_rows
 from tunedgemm.testing.fakes import exact, fake_backend, fake_registry, with_hooks
-from tunedgemm.text.printable import printable
 from tunedgemm_engines.health import SGLANG, VLLM
 
 SECTIONS = ["versions", "device", "backends", "toolchains", "caches", "tables", "environment", "routing"]
@@ -361,13 +360,6 @@ def test_the_self_test_says_what_an_empty_list_needs() -> None:
     assert (found.status, found.detail, found.fault()) == ("refused", "no nvcc", None)
 
 
-def test_every_backend_has_a_first_turn_before_a_second() -> None:
-    """The first op of each backend comes before the second op of any."""
-    registry = fake_registry(fake_backend("one", ops=("a16w16", "a8w8")), fake_backend("two", ops=("a8w8",)))
-    turns = [(op, backend.libtype) for op, backend in self_test.pairs(registry, current_device())]
-    assert turns[:3] == [("a16w16", "one"), ("a8w8", "two"), ("a16w16", "torch")] and turns[3] == ("a8w8", "one")
-
-
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
@@ -410,14 +402,6 @@ def test_seconds_that_are_not(capsys: pytest.CaptureFixture[str], text: str) -> 
     """A wrong number is a usage error."""
     assert main(["doctor", f"--seconds={text}"]) == 2
     assert f"--seconds: must be 0 to 3600 (got '{text}')" in capsys.readouterr().err
-
-
-def test_hostile_names_are_shown_as_escapes(doctor: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values of variables neither obey the terminal nor forge a line, and JSON keeps them."""
-    monkeypatch.setenv("TUNEDGEMM_FALLBACK", "x\x1b]0;own\x07\nFORGED")
-    out = doctor()[1]
-    assert printable(out) == out and not [line for line in out.splitlines() if line.startswith("FORGED")]
-    assert "\x1b" not in doctor("--json")[1]
 
 
 def test_wrong_variables_hide_no_section(tmp_path: Path) -> None:

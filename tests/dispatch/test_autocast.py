@@ -56,7 +56,7 @@ def test_autocast_changes_no_op_with_any_row(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", sorted(ops()))
 def test_autocast_changes_no_op_on_a_gpu(name: str, device: str) -> None:
-    """By any backend that is installed, with autocast of the GPU and of the CPU."""
+    """No installed backend follows autocast, neither that of the GPU nor that of the CPU."""
     op, gemm = op_named(name), TunedGemm()
     for shape in shapes(name):
         operands = op.make_inputs(shape, torch.device("cuda"), 0)

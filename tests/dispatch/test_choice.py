@@ -240,13 +240,6 @@ def test_a_missing_torch_route_is_a_miss():
     assert "  nothing runs: op nobodys is not covered" in str(explanation) and "  runs " not in str(explanation)
 
 
-def test_examine_returns_the_backends_reason():
-    """A refusal of the backend is passed on."""
-    registry = fake_registry(fake_backend("mine", supports=lambda shape, device: Unsupported("K is odd")))
-    answer = examine(Offer(Solution("mine", "k"), "table", ""), SHAPE, MI300X, registry)
-    assert isinstance(answer, Unsupported) and "K is odd" in answer.reason
-
-
 def test_a_kernel_that_a_backend_lacks_is_passed_over_for_a_described_device():
     """A row with a missing kernel is passed over for the next;
     without one it is a miss with the reason."""

@@ -207,21 +207,6 @@ def test_every_question_goes_to_the_op_of_its_shape(flipped: str, tmp_path: Path
     assert tunedgemm.dispatcher(flipped) is tunedgemm.tgemm.of(flipped)
 
 
-def test_shapes_of_every_op_are_captured_into_its_own_file(flipped: str, tmp_path: Path) -> None:
-    """The untuned file of the op, with its columns and counts."""
-    gemm = TunedGemm(turbo([]), settings=Settings(capture=True, untuned=("turbo",)))
-
-    for _ in range(3):
-        gemm.call(flipped, W, X, sign=-1)
-    gemm.mm(X, W)
-    for dispatcher in gemm.dispatchers:
-        dispatcher._capture.flush()
-
-    [found] = read_untuned(tmp_path / "home" / "flipped_untuned.csv", op_named(flipped))
-    assert (found.shape, found.count) == (shape_of(-1), 3)
-    assert (tmp_path / "home" / "bf16_untuned_gemm.csv").exists()
-
-
 def test_an_op_of_others_is_tuned_with_its_fields(flipped: str, tmp_path: Path) -> None:
     """Verification, batch invariance and timing pass operands in the op's order;
     the winner serves only its field."""
@@ -267,20 +252,6 @@ def test_shuffled_weights_find_their_own_rows_and_reach_kernels_plain(tmp_path: 
         torch.testing.assert_close(out, torch.nn.functional.linear(x, weight))
 
 
-@listed("by_name", [False, True])
-def test_transposed_scales_that_are_not_contiguous_are_refused_whatever_came_before(by_name: bool) -> None:
-    """A launcher that served a copy of a misaligned x does
-    not accept transposed, strided scales."""
-    op = op_named("a8w8_blockscale_bpreshuffle")
-    x, weight, x_scale, w_scale = op.make_inputs(op.examples[1], torch.device("cpu"), 0)
-    misaligned = torch.empty(x.numel() + 1, dtype=torch.uint8)[1:].view(x.dtype).view(x.shape).copy_(x)
-    gemm = TunedGemm(fake_registry(), settings=Settings())
-    call = gemm.gemm_a8w8_blockscale_bpreshuffle if not by_name else lambda *operands: gemm.call(op.name, *operands)
-    torch.testing.assert_close(call(misaligned, weight, x_scale, w_scale), call(x, weight, x_scale, w_scale))
-    with pytest.raises(OperandError, match="x_scale must be contiguous"):
-        call(misaligned, weight, torch.stack((x_scale, x_scale), -1)[..., 0], w_scale)
-
-
 def test_torchs_products_of_bytes_get_dense_operands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch multiplies fp8 on a GPU only from contiguous, aligned operands; others, including
     weights, are copied."""
@@ -324,7 +295,7 @@ def test_a_gradient_that_would_be_lost_is_an_error(name: str, example: dict[str,
 
 
 def test_a_launcher_unsafe_in_graphs_is_kept_out_of_captures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where it was bound before and serves the calls outside of graphs."""
+    """A capture leaves it out, also where it was bound before and serves other calls."""
     capturing = []
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: bool(capturing))
     call = eager_only(lambda x: "tuned", lambda x: "torch")

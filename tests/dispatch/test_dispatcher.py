@@ -6,7 +6,6 @@ import logging
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,6 @@ from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, read_rows, write_rows
 from tunedgemm.table.lookup import Table
 from tunedgemm.testing.fakes import fake_backend, fake_registry
-from tunedgemm.testing.listed import listed
 
 OP = op_named("a16w16")
 F32 = {"dtype": "fp32"}
@@ -62,17 +60,6 @@ def loaded(path: Path, registry: Registry, **settings) -> TunedGemm:
     gemm = TunedGemm(registry, settings=Settings(**settings))
     gemm.load_config(path)
     return gemm
-
-
-@listed("bias", [False, True], ids=["plain", "bias"])
-@listed("leading", [(5,), (2, 3), (1, 1, 4), (0,), (2, 0), ()], ids=str)
-def test_any_leading_dimensions_give_torchs_result(leading: tuple[int, ...], bias: bool) -> None:
-    """1-D to 4-D and zero-row inputs give the result of F.linear."""
-    x, weight, vector = torch.randn(*leading, 32), torch.randn(16, 32), torch.randn(16) if bias else None
-
-    out = TunedGemm(fake_registry()).gemm_a16w16(x, weight, vector)
-
-    torch.testing.assert_close(out, torch.nn.functional.linear(x, weight, vector))
 
 
 def test_a_row_names_the_solution_that_runs_with_and_without_bias(tmp_path: Path) -> None:
@@ -140,30 +127,6 @@ def test_a_call_that_needs_a_gradient_goes_to_torch(tmp_path: Path) -> None:
 
     torch.testing.assert_close(weight.grad, x.sum(0).expand(16, 32))
     assert calls == ["fake"]
-
-
-def test_a_kernel_that_raises_is_demoted_once_and_the_call_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The first failure is logged and served by torch; the kernel is not tried for that shape again."""
-    calls: list[str] = []
-
-    def call(solution, shape, x, weight):
-        calls.append("tried")
-        if len(calls) > 1:
-            raise RuntimeError("illegal instruction")
-        return linear(solution, shape, x, weight)
-
-    registry = fake_registry(fake_backend("turbo", call=call))
-    shape = Shape("a16w16", 4, 16, 32, **F32)
-    gemm = loaded(table_of(tmp_path / "t.csv", (shape, Solution("turbo", "fake"), 1.0)), registry)
-    x, weight = torch.randn(4, 32), torch.randn(16, 32)
-
-    outs = [gemm.mm(x, weight) for _ in range(4)]
-
-    for out in outs:
-        torch.testing.assert_close(out, torch.nn.functional.linear(x, weight))
-    assert calls == ["tried", "tried"]
-    assert caplog.text.count("illegal instruction") == 1
-    assert "illegal instruction" in str(gemm.dispatcher.explain(shape))
 
 
 def test_an_error_on_torchs_own_path_blames_no_tuned_kernel(tmp_path: Path) -> None:
@@ -319,44 +282,6 @@ def test_launchers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         gemm.mm(torch.randn(rows, 32), weight)
 
     assert len(gemm.dispatcher.launchers) <= 8
-
-
-def test_threads_that_share_new_shapes_get_right_results(tmp_path: Path) -> None:
-    """Eight threads resolving the same and different keys at once agree with torch."""
-    gemm, weight = TunedGemm(fake_registry(fake_backend("turbo", call=linear))), torch.randn(16, 32)
-    wrong: list[int] = []
-
-    def work() -> None:
-        for rows in range(1, 40):
-            x = torch.randn(rows, 32)
-            if not torch.allclose(gemm.mm(x, weight), torch.nn.functional.linear(x, weight), atol=1e-5):
-                wrong.append(rows)
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert wrong == []
-
-
-def test_scales_and_output_dtypes(tmp_path: Path) -> None:
-    """Per-tensor scales multiply; a float32 output is not rounded through bf16."""
-    gemm = TunedGemm(fake_registry()).gemm_a16w16
-    x, weight = torch.randn(4, 512, dtype=torch.bfloat16), torch.randn(16, 512, dtype=torch.bfloat16)
-    exact = torch.nn.functional.linear(x.double(), weight.double())
-
-    x8, weight8 = x.to(torch.float8_e4m3fn), weight.to(torch.float8_e4m3fn)
-    exact8 = 3 * torch.nn.functional.linear(x8.double(), weight8.double())
-
-    wide = gemm(x, weight, otype=torch.float32)
-    eighth = gemm(x8, weight8, None, torch.bfloat16, torch.tensor([2.0]), torch.tensor([1.5]))
-
-    assert wide.dtype == torch.float32
-    assert (wide.double() - exact).norm() / exact.norm() < 1e-6
-    assert eighth.dtype == torch.bfloat16
-    assert (eighth.double() - exact8).norm() / exact8.norm() < 2**-8  # half a unit in the last place of bf16
 
 
 def test_capture_counts_calls_that_need_no_resolving(tmp_path: Path) -> None:

@@ -94,18 +94,6 @@ def test_a_tangent_of_scales_is_kept_or_refused(gemm: TunedGemm, calls: list[str
     assert calls == ["a8w8"]
 
 
-def test_jvp_compiles_as_before() -> None:
-    """Torch's functional transforms go through the same levels, also where Dynamo traces them."""
-
-    def product(x, tangent):
-        return torch.func.jvp(lambda inner: torch.sin(inner) * 2, (x,), (tangent,))
-
-    wanted = product(X, X)
-    found = torch.compile(product, backend="eager", fullgraph=True)(X, X)
-    torch.testing.assert_close(found, wanted)
-    assert not open_dual_levels()
-
-
 def test_other_threads_are_unaffected(gemm: TunedGemm) -> None:
     """Calls of another thread while levels open and close have the right results."""
     stop, wrong = threading.Event(), []

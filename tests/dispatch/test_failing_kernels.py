@@ -103,18 +103,6 @@ def test_a_failure_met_by_two_keys_vetoes_one_solution(kernels: Kernels) -> None
     assert kernels.calls == ["first", "second", "second", "second"]  # the other key does not meet it again
 
 
-def test_each_key_of_a_failing_successor_is_served(kernels: Kernels) -> None:
-    """Where both fail, one after the other, every key ends at torch."""
-    keys = [X, X.view(2, 2, 32), X.view(1, 4, 32)]
-    for failing in (set(), {"first"}, {"first", "second"}):
-        kernels.failing = failing
-        for x in keys:
-            torch.testing.assert_close(kernels.gemm.mm(x, WEIGHT).view(4, 16), EXPECTED)
-            torch.testing.assert_close(kernels.gemm.dispatcher.call(x, WEIGHT).view(4, 16), EXPECTED)
-
-    assert kernels.chosen == Solution("torch", "native")
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -203,14 +191,6 @@ def test_a_failing_kernel_behind_routed_functions(function: str, tmp_path: Path)
             torch.testing.assert_close(routed(X, weight), EXPECTED)
             torch.testing.assert_close(kernels.gemm.mm(X.view(2, 2, 32), WEIGHT).view(4, 16), EXPECTED)
         assert kernels.chosen == (SECOND if len(failing) == 1 else Solution("torch", "native"))
-
-
-def test_a_failing_kernel_met_by_prewarm(kernels: Kernels) -> None:
-    """Prewarming vetoes a kernel that raises, and binds and runs its successor."""
-    kernels.failing = {"first"}
-    assert kernels.gemm.dispatcher.prewarm([SHAPE], device_of(-1)) == 1
-    assert kernels.calls == ["first", "second"]
-    assert kernels.chosen == SECOND
 
 
 def test_an_error_of_torch_within_a_launcher_blames_no_kernel(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:

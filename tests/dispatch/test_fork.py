@@ -80,7 +80,7 @@ def test_while_another_thread_binds(blocked, in_child) -> None:
 
 
 def test_while_a_plugin_is_imported(importable: Path, in_child) -> None:
-    """A fork waits for the import of a plugin: half-done, it would never end in the child."""
+    """A fork waits for the import of a plugin, which would never end in the child."""
     (importable / "slow_plugin.py").write_text(
         "import time\nfrom tunedgemm.testing.fakes import fake_backend\ntime.sleep(0.5)\nslow = fake_backend('slow', heuristic='fake')\n"
     )
@@ -128,6 +128,25 @@ def test_while_another_thread_logs(blocked, in_child) -> None:
         assert in_child(lambda: serves(gemm, 6)) == "served"
     finally:
         logging.getLogger("tunedgemm").removeHandler(handler)
+
+
+def test_a_fork_waits_for_awaited_locks_alone(in_child) -> None:
+    """A fork waits until the holder of an awaited lock is done, and for no holder of another."""
+    for awaited in (True, False):
+        lock, held, over, done = forksafe.ForkSafeLock(awaited=awaited), threading.Event(), threading.Event(), []
+
+        def hold(lock=lock, held=held, over=over, done=done) -> None:
+            with lock:
+                held.set()
+                over.wait(0.3 if lock.awaited else HUNG)
+                done.append(True)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait(HUNG)
+        assert in_child(lambda done=done, awaited=awaited: bool(done) is awaited) == "served"
+        over.set()
+        thread.join()
 
 
 def test_a_lock_is_free_in_the_child(monkeypatch: pytest.MonkeyPatch, in_child) -> None:

@@ -109,22 +109,6 @@ def test_copies_for_alignment_keep_the_order():
 class TestFiles:
     """The column scale_order in tuned and untuned files."""
 
-    def test_row_major_files_are_unchanged(self, tmp_path):
-        """Rows without an order keep AITER's columns and their bytes when the file is rewritten."""
-        path = tmp_path / OP.columns.tuned_file
-        write_rows(path, OP, [row("a", 16), row("b", 32)])
-        header = path.read_text().splitlines()[0]
-        before = path.read_bytes()
-        upsert(path, OP, [row("a", 16)])
-        assert path.read_bytes() == before
-        aiter = tmp_path / "aiter.csv"
-        aiter.write_text(
-            "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio\ngfx942,80,1,2,3,ck,0,0,1.5,k,0.1,0.2,0.0\n"
-        )
-        before = aiter.read_bytes()
-        upsert(aiter, OP, [])
-        assert aiter.read_bytes() == before and "M,N,K,libtype" in header
-
     def test_orders_come_back(self, tmp_path):
         """Rows that differ in the order alone are rows of two shapes."""
         path = tmp_path / "table.csv"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -311,23 +310,3 @@ def test_deterministic_inference_stays(sglang_table, caplog, option) -> None:
 
     assert "tunedgemm is off: SGLang runs deterministic inference" in caplog.text
     assert module("layers.quantization.unquant").multiplied == [8] and not engine_routes.routes
-
-
-@pytest.mark.parametrize(
-    ("variable", "act", "message"),
-    [
-        ("TUNEDGEMM_SGLANG", plugin.register, "TUNEDGEMM_SGLANG: must be 1 or 0 (got 'soon'); off counts"),
-        (
-            "TUNEDGEMM_SGLANG_SECONDS",
-            lambda: loaded(one=plain_layer()),
-            "TUNEDGEMM_SGLANG_SECONDS: must be a number of seconds of at least 0 (got 'soon'); 8.0 counts",
-        ),
-    ],
-    ids=["switch", "seconds"],
-)
-def test_a_mistyped_variable_counts_as_its_default(sglang_table, monkeypatch, caplog, variable, act: Callable[[], None], message) -> None:
-    """An invalid value is a warning that names the valid ones."""
-    sglang_table(PLAIN, Shape("a16w16", 8, N, K, "bf16"))
-    monkeypatch.setenv(variable, "soon")
-    act()
-    assert message in caplog.text

@@ -104,14 +104,6 @@ def test_an_unknown_vllm_keeps_its_kernels(vllm, monkeypatch, caplog, version, r
     assert ("unknown version of vLLM" in caplog.text) is not routed
 
 
-def test_a_mistyped_switch_leaves_the_plugin_off(vllm, monkeypatch, caplog) -> None:
-    """An invalid value is a warning with the valid ones, and nothing is replaced."""
-    monkeypatch.setenv("TUNEDGEMM_VLLM", "yess")
-    plugin.register()
-    assert not plugin._registered
-    assert "TUNEDGEMM_VLLM: must be 1, 0 or unpacked (got 'yess')" in caplog.text
-
-
 @pytest.mark.parametrize("gone", ["select_fp8_moe_backend", "make_fp8_moe_kernel"])
 def test_experts_of_another_form_are_named(vllm, monkeypatch, caplog, gone) -> None:
     """A missing function, or one that takes no class of experts, is a warning;

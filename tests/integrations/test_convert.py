@@ -67,7 +67,7 @@ def test_layers_go_through_the_tables_and_keep_all_they_have(met, model: Model) 
 
 
 def test_undo_restores_everything(met, model: Model) -> None:
-    """By call or at the end of a block, also where an error ends it; a second time changes nothing."""
+    """A call or the end of a block restores all, also after an error; a second time nothing."""
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     for keep in (False, True):
         with pytest.raises(RuntimeError, match="stop"), convert(model, shuffle=True, keep_plain=keep) as done:
@@ -133,7 +133,7 @@ def test_without_kernels_for_the_layout_weights_stay_plain(model: Model) -> None
 
 
 def test_weights_that_are_trained_or_absent_are_refused(met, model: Model) -> None:
-    """Each with what would help; nothing of the model is changed then."""
+    """Each is refused with what would help, and the model is unchanged."""
     model.inner.weight.requires_grad_()
     with pytest.raises(UserError, match=r"'inner' requires a gradient.*requires_grad_\(False\)"):
         convert(model, shuffle=True)
@@ -159,7 +159,7 @@ def test_gradients_flow_through_converted_layers(met) -> None:
 
 @pytest.mark.parametrize("keep", [False, True], ids=["shuffled", "both"])
 def test_a_converted_model_is_copied_and_pickled(met, model: Model, keep: bool) -> None:
-    """With its classes and its weights in their layouts."""
+    """Copies have its classes, and its weights in their layouts."""
     convert(model, shuffle=True, keep_plain=keep, skip=["odd", "own"])
     x = torch.randn(PRESHUFFLE_M_THRESHOLD, 64, dtype=BF16)
     wanted = model.inner(x)
@@ -211,7 +211,7 @@ def test_converted_layers_compile_whole(met, model: Model, options: dict[str, bo
 
 
 def test_layers_that_hooks_or_others_have_changed_are_left(met, model: Model) -> None:
-    """A forward on the module, a parametrised weight, a weight of another type."""
+    """A layer with its own forward, a parametrised weight or a typed one is left."""
     torch.nn.utils.parametrize.register_parametrization(model.odd, "weight", torch.nn.Identity())
     model.inner.forward = lambda x: x
 
@@ -279,7 +279,7 @@ def test_layers_of_fp8_keep_their_scales(bias: bool, blocks: bool) -> None:
 
 @pytest.mark.parametrize("leaf", ["input", "bias"])
 def test_layers_of_fp8_leave_gradients_to_the_layers_class(leaf: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an input and of a bias, which quantised products do not compute."""
+    """The layer's class computes gradients of an input and of a bias."""
     layer, wide = fp8_layer(True, False)
     own, x = type(layer), torch.randn(2, 384, requires_grad=leaf == "input")
     layer.bias.requires_grad_(leaf == "bias")
@@ -331,7 +331,7 @@ def test_layers_of_fp8_with_other_scales_are_left() -> None:
 
 
 def test_one_scale_a_row_serves_too() -> None:
-    """compressed-tensors' name for it."""
+    """A layer with compressed-tensors' name for scales of rows is converted."""
     weight = torch.randn(32, 64)
     q, scale = pertoken_quant(weight, quant_dtype=torch.float8_e4m3fn)
 

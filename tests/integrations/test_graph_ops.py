@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import operator
 import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -107,21 +106,6 @@ def test_every_public_function_compiles_whole(name: str) -> None:
     [code] = kept(function, *operands)
     assert code.count("torch.ops.tunedgemm.") == 1
     assert torch.equal(torch.compile(function, backend="aot_eager", fullgraph=True)(*operands), expected)
-
-
-@pytest.mark.parametrize("name", ["gemm_a16w16", "tgemm.mm", "call", "linear", "mm"])
-def test_a_public_function_itself_compiles(name: str) -> None:
-    """torch.compile of a public or a routed function itself is one graph with its op."""
-    operands: tuple[Any, ...] = (torch.randn(4, 32), torch.randn(16, 32))
-    expected = functional.linear(*operands)
-    with tunedgemm.patched():
-        function = functional.linear if name == "linear" else torch.mm if name == "mm" else operator.attrgetter(name)(tunedgemm)
-        operands = ("a16w16", *operands) if name == "call" else (operands[0], operands[1].t()) if name == "mm" else operands
-
-        [code] = kept(function, *operands)
-        assert code.count("torch.ops.tunedgemm.") == 1
-        torch.testing.assert_close(torch.compile(function, backend="aot_eager", fullgraph=True)(*operands), expected)
-        torch.testing.assert_close(function(*operands), expected)
 
 
 TRANSFORMS: dict[str, Callable[[Callable[[torch.Tensor], torch.Tensor]], torch.Tensor]] = {
@@ -246,23 +230,6 @@ def test_operands_that_do_not_fit_are_an_operand_error() -> None:
     compiled = torch.compile(tunedgemm.gemm_a16w16, backend="aot_eager", fullgraph=True)
     with pytest.raises(Exception, match="the last dimension of x must equal"):
         compiled(torch.randn(4, 31), torch.randn(16, 32))
-
-
-@pytest.mark.parametrize("otype", [None, torch.float32], ids=["same", "wider"])
-def test_training_keeps_torchs_own(otype: torch.dtype | None) -> None:
-    """If a16w16 needs a gradient, the graph has torch's product and the gradients of eager mode."""
-    found = []
-    for compiled in (False, True):
-        x, weight = (
-            torch.randn(*sizes, generator=torch.Generator().manual_seed(1)).bfloat16().requires_grad_() for sizes in ((4, 32), (16, 32))
-        )
-        function = torch.compile(tunedgemm.gemm_a16w16, backend="aot_eager", fullgraph=True) if compiled else tunedgemm.gemm_a16w16
-        with torch.enable_grad():
-            out = function(x, weight, otype=otype)
-            out.square().sum().backward()
-        found.append((out.detach(), x.grad, weight.grad))
-
-    torch.testing.assert_close(found[0], found[1])
 
 
 def test_another_ops_gradient_breaks_the_graph_and_matches_eager_mode() -> None:

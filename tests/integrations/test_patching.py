@@ -262,17 +262,6 @@ def test_calls_unknown_to_the_tables_pass_through(name: str, case: str, numpys: 
             torch.testing.assert_close(one, expected)
 
 
-@pytest.mark.parametrize("name", ["linear", "matmul"])
-def test_leading_dimensions_are_served(name: str, numpys: list[tuple[int, ...]]) -> None:
-    """Inputs of more dimensions are rows of a product, too."""
-    x, weight = drawn(2, 3, 32), drawn(16, 32)
-    with patched(), torch.no_grad():
-        out = PRODUCTS[name](x, weight)
-
-    torch.testing.assert_close(out, torch._C._nn.linear(x, weight))
-    assert numpys == [(2, 3, 32)]
-
-
 def test_the_menu_has_them() -> None:
     """They are attributes of the package itself."""
     assert {"linear", "patch", "patched", "unpatch"} <= set(dir(tunedgemm))

@@ -75,22 +75,6 @@ def test_routed_calls_run_and_count_at_every_call_with_any_m(backend: str, captu
                 torch.testing.assert_close(out, model(torch.ones(m, 32)))
 
 
-@BACKENDS
-def test_public_functions_compile_without_breaks_and_are_counted(backend: str, captured) -> None:
-    """A direct call is an op of the one graph, which runs and counts each time."""
-    weight = torch.randn(16, 32)
-
-    def model(x: torch.Tensor) -> torch.Tensor:
-        return tunedgemm.gemm_a16w16(torch.sin(x), weight).relu()
-
-    with torch.no_grad():
-        compiled = torch.compile(model, backend=backend, dynamic=True, fullgraph=True)
-        for m in (5, 7, 7):
-            torch.testing.assert_close(compiled(torch.ones(m, 32)), functional.linear(torch.ones(m, 32).sin(), weight).relu())
-
-    assert captured() == {5: (1, 16, 32), 7: (2, 16, 32)}
-
-
 def test_a_routed_call_is_one_node_that_knows_its_output() -> None:
     """The graph has our op for torch's with leading dimensions,
     with a bias and in inference mode."""
@@ -164,15 +148,6 @@ def test_transforms_and_autocast_keep_their_meaning() -> None:
             torch.testing.assert_close(out, wanted)
 
 
-def test_an_exported_program_is_torchs_alone(tmp_path: Path) -> None:
-    """It must run without our package."""
-    with patched(), torch.no_grad():
-        program = torch.export.export(torch.nn.Linear(32, 16), (torch.ones(4, 32),))
-
-    assert "tunedgemm" not in str(program)
-    assert "linear" in str(program)
-
-
 def test_importing_the_package_defines_no_op(child) -> None:
     """The op is defined when routing is requested;
     the package loads no torch, and routing no compiler."""
@@ -199,30 +174,6 @@ def test_the_operations_after_an_op_are_one_kernel() -> None:
     calls = code[code.index("def call(") :]
     assert calls.count("torch.ops.tunedgemm.linear_straight(") == 1
     assert calls.count("cpp_fused_") == 1
-
-
-@needs_compiler
-@pytest.mark.slow
-def test_max_autotune_with_any_m_has_the_op_and_breaks_nothing(captured) -> None:
-    """Inductor's kernel search leaves routed calls alone:
-    one graph, each call run and counted, torch's values."""
-    first, second = torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
-
-    def model(x: torch.Tensor) -> torch.Tensor:
-        return x + second(functional.silu(first(x)))
-
-    with torch.no_grad():
-        expected = {m: model(torch.ones(m, 32)) for m in (3, 5, 9)}
-        torch._dynamo.utils.counters.clear()
-        with patched():
-            compiled = torch.compile(model, fullgraph=True, dynamic=True, mode="max-autotune")
-            found = {m: compiled(torch.ones(m, 32)) for m in expected}
-
-    for m, out in found.items():
-        torch.testing.assert_close(out, expected[m])
-    assert not torch._dynamo.utils.counters["graph_break"]
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
-    assert {m: calls for m, (calls, _, _) in captured().items()} == dict.fromkeys(expected, 1)
 
 
 class Scaled(torch.nn.Module):
@@ -279,16 +230,3 @@ def test_an_exported_routed_model_is_saved_and_runs_without_the_package(strict: 
         "print(out.sum().item(), 'tunedgemm' in sys.modules)"
     ).split()
     assert float(printed[0]) == pytest.approx(wanted, rel=1e-4, abs=1e-4) and printed[1] == "False"
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_an_exported_program_takes_any_m(strict: bool) -> None:
-    """An exported call takes a symbolic M:
-    one program with the op inside, and the results of eager calls."""
-    x, x_scale = torch.randint(-9, 9, (6, 64), dtype=torch.int8), torch.rand(6, 1)
-    rows = {0: torch.export.Dim("rows")}
-    with torch.no_grad():
-        program = torch.export.export(Scaled(), (x[:4], x_scale[:4]), dynamic_shapes=(rows, rows), strict=strict)
-        assert str(program.graph).count("torch.ops.tunedgemm.a8w8") == 1
-        for m in (2, 6):
-            assert torch.equal(program.module()(x[:m], x_scale[:m]), Scaled()(x[:m], x_scale[:m]))

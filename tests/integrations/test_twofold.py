@@ -366,27 +366,6 @@ def test_a_traced_call_makes_no_copy(met) -> None:
     check(layer, met)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_layers_follow_the_weight(met, backend: str) -> None:
-    """A compiled layer takes the plain weight, whatever has changed it."""
-    torch.compiler.reset()
-    layer, _ = layer_of(drawn(1))
-    graph, x = torch.compile(layer, backend=backend, fullgraph=True), x_of(MANY)
-
-    def check_graph() -> None:
-        torch.testing.assert_close(graph(x), torch._C._nn.linear(x, layer.weight), rtol=0.02, atol=0.05)
-
-    with torch.no_grad():
-        check_graph()
-        layer.weight.data += drawn(2)
-        check_graph()
-        layer.weight.data = drawn(3)
-        check_graph()
-        layer.weight = torch.nn.Parameter(drawn(4), requires_grad=False)
-        check_graph()
-    check(layer, met)
-
-
 def test_a_write_during_the_copy_is_not_lost(met, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread may take `data` and write while a call makes the copy."""
     layer, done = layer_of(drawn(1))

@@ -5,7 +5,7 @@ import pytest
 import torch
 from tunedgemm import transposed_scale, untransposed_scale
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
-from tunedgemm.errors import OperandError, ShapeError
+from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight
 from tunedgemm.shape import Shape
@@ -24,11 +24,6 @@ def fp8(*sizes):
 
 class TestShapeOf:
     """From the operands of a call to its shape."""
-
-    def test_the_type_of_the_weight_gives_the_layout(self):
-        """The scales of x have the shape of those that lie row by row."""
-        shape = OP.shape_of(fp8(6, 288), shuffle_weight(fp8(144, 288)), torch.ones(6, 3), torch.ones(2, 3))
-        assert shape == SHAPE
 
     @pytest.mark.parametrize(
         ("weight", "x_scale", "message"),
@@ -57,24 +52,12 @@ class TestColumns:
     """From a row of AITER's tables to a shape, and back."""
 
     def test_a_row_of_aiter(self):
-        """M, N and K: fp8 of the row's gfx, bf16 out, layout (16, 16)."""
+        """M, N and K mean fp8 of the row's gfx, bf16 out and layout (16, 16)."""
         row = {"M": "16", "N": "512", "K": "7168"}
         for gfx, dtype in (("gfx942", "fp8_e4m3fnuz"), ("gfx950", "fp8_e4m3fn"), ("", "fp8_e4m3fn")):
             shape = OP.columns.parse({**row, "gfx": gfx})
             assert (shape.layout, shape.dtype, shape.outdtype) == ("aiter16x16", dtype, "bf16")
             assert {name: text for name, text in shape_cells(shape, OP, gfx).items() if text} == row
-
-    def test_own_columns(self):
-        """Layout, dtype and output are ours; their rows come before AITER's."""
-        row = {"M": "16", "N": "512", "K": "7168", "layout": "aiter32x16", "dtype": "torch.float8_e4m3fnuz", "outdtype": "torch.float16"}
-        shape = OP.columns.parse(row)
-        assert OP.columns.format(shape) == row
-        assert OP.equivalent_shapes(shape) == (shape, attrs.evolve(shape, outdtype="bf16", layout="aiter16x16"))
-
-    def test_plain_weights_are_of_another_family(self):
-        """A row cannot say that its weight is plain."""
-        with pytest.raises(ShapeError, match="must name a shuffled layout"):
-            OP.columns.parse({"M": "16", "N": "512", "K": "7168", "layout": "row"})
 
 
 def test_the_reference_is_that_of_plain_operands():
@@ -94,7 +77,7 @@ class TestFunction:
     """AITER's gemm_a8w8_blockscale_bpreshuffle."""
 
     def test_aiters_arguments(self):
-        """XQ, WQ, x_scale, w_scale and dtype; the scales of x as AITER's quantisation gives them."""
+        """The function takes AITER's arguments, and scales of x as AITER makes them."""
         x, weight, plain_scale, w_scale = PLAIN.make_inputs(attrs.evolve(SHAPE, op="a8w8_blockscale", layout="row"), CPU, 0)
         reference = PLAIN.reference(SHAPE, (x, weight, plain_scale, w_scale))
         call = TunedGemm().gemm_a8w8_blockscale_bpreshuffle

@@ -4,7 +4,7 @@ import attrs
 import pytest
 import torch
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
-from tunedgemm.errors import OperandError, ShapeError
+from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled, shuffle_weight
 from tunedgemm.shape import Shape
@@ -28,7 +28,7 @@ class TestShapeOf:
         [(torch.int8, (16, 16), "aiter16x16"), (torch.int8, (32, 16), "aiter32x16"), (torch.float8_e4m3fn, (16, 16), "aiter16x16")],
     )
     def test_the_type_of_the_weight_gives_the_layout(self, dtype, sides, layout):
-        """Shuffled here, or declared to be shuffled already."""
+        """A weight that is shuffled here, or declared to be, gives its layout."""
         x, weight = torch.ones(2, 64).to(dtype), torch.ones(32, 64).to(dtype)
         for given in (shuffle_weight(weight, sides), as_shuffled(weight, sides)):
             shape = OP.shape_of(x, given, scale(2), scale(32))
@@ -61,18 +61,6 @@ class TestColumns:
         assert shape.layout == "aiter16x16"
         assert {name: text for name, text in OP.columns.format(shape).items() if text} == row
 
-    def test_another_layout_is_written(self):
-        """The column `layout` holds it."""
-        shape = OP.columns.parse({"M": "4", "N": "32", "K": "64", "layout": "aiter32x16"})
-        assert (shape.dtype, shape.layout) == ("fp8_e4m3fn", "aiter32x16")
-        assert OP.columns.format(shape)["layout"] == "aiter32x16"
-        assert OP.equivalent_shapes(shape) == (shape, attrs.evolve(shape, layout="aiter16x16"))
-
-    def test_plain_weights_are_of_another_family(self):
-        """A row cannot say that its weight is plain."""
-        with pytest.raises(ShapeError, match=r"column 'layout' must name a shuffled layout such as aiter16x16 \(got 'row'\)"):
-            OP.columns.parse({"M": "4", "N": "32", "K": "64", "layout": "row"})
-
 
 def test_the_reference_is_that_of_the_plain_weight():
     """Shuffling moves bytes and changes no result."""
@@ -89,7 +77,7 @@ class TestFunctions:
 
     @listed(("name", "dtype"), [("gemm_a8w8_bpreshuffle", "fp8_e4m3fn"), ("gemm_a8w8_ASM", "int8")])
     def test_aiters_arguments(self, name, dtype):
-        """By place or by name; a bias may be there or not, with either dtype."""
+        """Arguments are taken by place or by name, with or without a bias, in either dtype."""
         shape = Shape("a8w8_bpreshuffle", 6, 32, 64, dtype, "bf16", "bias", "fp32", "row", "aiter16x16")
         operands, call = OP.make_inputs(shape, CPU, 0), getattr(TunedGemm(), name)
         out = call(*operands, torch.bfloat16, True)

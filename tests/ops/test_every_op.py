@@ -3,7 +3,6 @@ current."""
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -11,15 +10,11 @@ from types import ModuleType
 
 import pytest
 import torch
-import tunedgemm
-import tunedgemm.errors
 from tunedgemm.backends.registry import Registry
-from tunedgemm.device import Device, device_of
-from tunedgemm.dispatch.dispatcher import Dispatcher
+from tunedgemm.device import device_of
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.dtype import torch_dtype
-from tunedgemm.libtypes import OF_AITERS_OPS
 from tunedgemm.ops import op_named, ops
 from tunedgemm.ops.formats.shuffle import plain_weight
 from tunedgemm.ops.op import Op
@@ -107,52 +102,6 @@ def test_captured_shapes_are_tuned_and_their_calls_find_the_rows(
 
 
 @EVERY
-def test_strides_offsets_and_empty_batches_do_not_change_the_result(name: str) -> None:
-    """Activations that are views with gaps or offsets are served
-    like dense ones or refused with a reason."""
-    op, gemm = op_named(name), TunedGemm()
-    shape = next(shape for shape in two_of(op) if shape.m)
-    given = operands_of(op, shape)
-    dense = called(gemm, shape, given)
-    for place, operand in enumerate(given):
-        if operand is None or place in op.weights or type(operand) is not torch.Tensor:
-            continue
-        for again in (_with_gaps(operand), _misaligned(operand)):
-            others = (*given[:place], again, *given[place + 1 :])
-            try:
-                out = called(gemm, shape, others)
-            except tunedgemm.errors.OperandError as error:
-                assert op.operands[place].rstrip("?") in str(error)
-                continue
-            torch.testing.assert_close(out, dense)
-    empties = [shape for shape in shapes_of(name) if shape.m == 0]
-    for empty in empties:
-        nothing = operands_of(op, empty)
-        assert called(gemm, empty, nothing).shape == op.fake(*nothing, otype=torch_dtype(empty.outdtype)).shape
-
-
-def _bytes(operand: torch.Tensor) -> torch.Tensor:
-    """As bytes, one to an element of a type of one byte: such types can be copied in no other way."""
-    return operand.view(torch.uint8) if operand.element_size() == 1 else operand
-
-
-def _with_gaps(operand: torch.Tensor) -> torch.Tensor:
-    """The same values with room between any two."""
-    flat = _bytes(operand)
-    wide = torch.zeros(*flat.shape, 2, dtype=flat.dtype)
-    wide[..., 0] = flat
-    return wide[..., 0].view(operand.dtype)
-
-
-def _misaligned(operand: torch.Tensor) -> torch.Tensor:
-    """The same values from an address on that no vector load may start at."""
-    flat = _bytes(operand)
-    room = torch.zeros(flat.numel() + 1, dtype=flat.dtype)
-    room[1:] = flat.reshape(-1)
-    return room[1:].view(flat.shape).view(operand.dtype)
-
-
-@EVERY
 def test_fakes_serve_meta_tensors(name: str) -> None:
     """The output's form is known without data; other tests compare it with outputs."""
     op = op_named(name)
@@ -181,16 +130,6 @@ def test_scales_of_other_rows_change_the_result(name: str) -> None:
 
 
 @EVERY
-def test_every_op_has_functions_with_aiters_names(name: str) -> None:
-    """Each op lists its functions, which the package exports with documented operands."""
-    op = op_named(name)
-    assert op.functions and op.entry is not None
-    for function in op.functions:
-        found = getattr(tunedgemm, function)
-        assert found.__doc__ and len(inspect.signature(found).parameters) >= 3
-
-
-@EVERY
 def test_the_committed_table_of_ops_is_true(name: str, matrix: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every check of ops.md that needs a CPU alone passes now, on as many shapes as the file says."""
     committed = matrix.read()
@@ -203,20 +142,3 @@ def test_the_committed_table_of_ops_is_true(name: str, matrix: ModuleType, monke
 def test_the_page_of_ops_is_as_generated(matrix: ModuleType) -> None:
     """The page is as generated, without edits by hand."""
     assert matrix.RESULT.read_text() == matrix.text(matrix.read())
-
-
-@listed("name", sorted(name for name in ops() if OF_AITERS_OPS.get(name)))
-def test_the_real_tables_name_what_aiter_would_run_or_why_it_cannot(name: str, repository: Path) -> None:
-    """For sampled valid rows of AITER's tables,
-    explain on their device names the libtype or the reason."""
-    folder = repository.parent / "shared" / "aiter" / "configs"
-    if not folder.exists():
-        pytest.skip("AITER's tables are not on this machine")
-    path = folder / op_named(name).columns.tuned_file
-    dispatcher = Dispatcher(op_named(name), above=(path,), settings=Settings())
-    rows = [row for row in dispatcher.table.rows if row.source == path and row.valid]
-    assert rows
-    for row in rows[:: max(1, len(rows) // 200)]:
-        explanation = dispatcher.explain(row.shape, Device(row.gfx, row.cu_num, row.device))
-        passed = {offer.solution.libtype: reason for offer, reason in explanation.passed_over if offer.origin == "table"}
-        assert explanation.libtype == row.solution.libtype or passed[row.solution.libtype]

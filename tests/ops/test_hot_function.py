@@ -29,18 +29,6 @@ def made(shape: Shape) -> tuple[Dispatcher, Callable[..., torch.Tensor], tuple[t
 
 
 @EACH
-def test_equal_calls_share_a_launcher(shape: Shape) -> None:
-    """The second call meets the launcher of the first; one with a bias does not."""
-    dispatcher, call, operands = made(shape)
-    first = call(*operands, None, None)
-    (launcher,) = dispatcher.launchers.values()
-    assert torch.equal(call(*[operand.clone() for operand in operands], None, None), first)
-    assert list(dispatcher.launchers.values()) == [launcher]
-    call(*operands, torch.ones(shape.n), None)
-    assert len(dispatcher.launchers) == 2
-
-
-@EACH
 def test_an_operand_that_is_not_a_tensor(shape: Shape) -> None:
     """The error names it, and nothing is cached."""
     dispatcher, call, operands = made(shape)

@@ -145,14 +145,6 @@ class TestFunction:
         reference = OP.reference(shape, tuple(operands))
         assert worst_row_error(total, reference) <= OP.tolerance(shape).row_error
 
-    def test_a_mask_is_part_of_the_shape(self):
-        """A call with expert_mask is expert-parallel, one without it is not."""
-        shape, operands = inputs(**PLAIN)
-        dispatcher = Dispatcher(OP)
-        self.call(dispatcher, shape, operands)
-        self.call(dispatcher, shape, operands, expert_mask=torch.ones(8, dtype=torch.int32))
-        assert len(dispatcher.launchers) == 2
-
     def test_tokens_that_are_padding(self):
         """Rows beyond the local tokens are zero, the others as they would be."""
         shape, operands = inputs(**PLAIN)

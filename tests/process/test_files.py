@@ -70,13 +70,6 @@ def test_a_size_limit_that_a_variable_raises(path, monkeypatch):
     assert reason_of(Path("/proc/kallsyms")).startswith("larger than 1 MiB")
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "x", "9" * 5000, "\u00b2"])
-def test_an_impossible_limit_is_the_default(text, monkeypatch):
-    """A variable that holds no positive number leaves the default."""
-    monkeypatch.setenv("TUNEDGEMM_MAX_FILE_MIB", text)
-    assert (files.largest_file(), files.largest_file(files.JSON_MIB)) == (1 << 30, 64 << 20)
-
-
 def test_a_planted_temporary_is_neither_followed_nor_written(tmp_path, path, monkeypatch):
     """The name of the temporary is random; a link of that name is refused and its target stays."""
     victim = tmp_path / "victim"

@@ -38,23 +38,6 @@ def path(tmp_path):
     return tmp_path / "bf16_tuned_gemm.csv"
 
 
-def test_one_row_of_aiters(path):
-    """A line of AITER's file becomes a row with all its values."""
-    rows, problems = read_rows(written(path, HEADER, LINE), OP)
-    assert problems == []
-    assert rows == [row(us=9.1234)]
-    assert (rows[0].source, rows[0].line, rows[0].solution.solidx) == (path, 2, 3)
-
-
-def test_columns_in_any_order_with_blanks(path):
-    """Column order, blanks, line ends, a byte order mark, pandas' index and empty rows are ignored."""
-    names, fields = HEADER.split(","), LINE.split(",")
-    header = ",".join(["Unnamed: 0", *(f" {name} " for name in reversed(names))])
-    line = ",".join(["7", *(f" {field} " for field in reversed(fields))])
-    path.write_bytes("\r\n".join(("\ufeff" + header, line, "," * len(names), "nan" + ",NaN" * len(names), "")).encode())
-    assert read_rows(path, OP) == ([row(us=9.1234)], [])
-
-
 def test_legacy_rows_without_gfx(path, faults_of):
     """A missing gfx follows from the CU count that AITER's legacy files had, else stands for any."""
 
@@ -297,19 +280,6 @@ def test_a_bad_untuned_file(path, faults_of):
             (("M,N,K,count", "1,64,64,many"), ":2: 'count' must be a number"),
         ],
     )
-
-
-def test_written_rows_come_back(path):
-    """Written rows are read back: shapes, kernels, texts with commas and quotes, unknown columns."""
-    rows = [
-        row(libver='1.2, "beta"', device="amd-instinct-mi300x", extra=(("note", "by hand, twice"),)),
-        row(m=0, us=3.0),
-        attrs.evolve(row(us=1.5), shape=Shape("a16w16", 3, 64, 64, "fp8_e4m3fn", "fp16", "bias", "fp32", "tensor", "aiter32x16")),
-    ]
-    write_rows(path, OP, rows)
-    found, problems = read_rows(path, OP)
-    assert (found, problems) == (rows, [])
-    assert found[2].shape.bias_dtype == "fp16"  # not part of the key
 
 
 def test_columns_and_figures_of_a_written_file(path):

@@ -120,38 +120,6 @@ def test_a_bare_name_finds_a_shipped_model(shipped, tmp_path, monkeypatch):
     assert folders.named_model("small") == Path("small")
 
 
-@pytest.mark.parametrize("name", sorted(ops()))
-class TestEveryOp:
-    """The rules are the same for each op's variable and files."""
-
-    def test_a_list_of_files(self, name, monkeypatch):
-        """Several paths in the variable are one layer and replace those below; no other op sees them."""
-        op = ops()[name]
-        monkeypatch.setenv(op.columns.variable, os.pathsep.join(["/a/x.csv", "/b/y.csv"]))
-        assert names(table_layers(op)) == [("environment", ["x.csv", "y.csv"])]
-        assert tuned_path(op) == Path("/a/x.csv")
-        for other in ops().values():
-            assert other is op or table_layers(other)[0].name == "user"
-
-    def test_the_defaults_underneath(self, name, shipped, monkeypatch, faults_of):
-        """``default``, or AITER's absent default file, restores this op's files and no other's."""
-
-        def check(last):
-            op = ops()[name]
-            file = op.columns.tuned_file
-            for other in ops().values():
-                (shipped / folders.MODELS / f"dsv3_{other.columns.tuned_file}").write_text("")
-                (shipped / folders.MODELS / other.columns.tuned_file.replace(".csv", "_qwen.csv")).write_text("")
-                (shipped / folders.MODELS / f"dsv3_{other.columns.untuned_file}").write_text("")
-            monkeypatch.setenv(op.columns.variable, os.pathsep.join(["/a/x.csv", last.format(file)]))
-            layers = dict(names(table_layers(op)))
-            assert (layers["environment"], layers["user"], layers["shipped"]) == (["x.csv"], [file], [file])
-            models = [model for model in layers["model"] if "alpha" not in model and "zeta" not in model and model != "a8w8_tuned_gemm.csv"]
-            assert models == sorted([f"dsv3_{file}", file.replace(".csv", "_qwen.csv")])
-
-        assert not faults_of(check, ["default", "/opt/none/aiter/configs/{}"])
-
-
 def test_a_name_is_of_one_op(faults_of):
     """The longest name of an op's file that is there as whole words tells the op."""
 

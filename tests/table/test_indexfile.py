@@ -234,22 +234,6 @@ print(len(found), len(source), "torch" in sys.modules)
     assert not [path for path in kept() if path.suffix != ".index"]
 
 
-def test_an_index_from_another_process_is_used(file, scans, child):
-    """Keys do not depend on the seed of a process's hashes."""
-    source = f"""
-from pathlib import Path
-from tunedgemm.table import indexfile
-from tunedgemm.ops import op_named
-indexfile.LARGE = 0
-print(len(indexfile.open_source(Path({str(file)!r}), op_named("a16w16"))))
-"""
-    assert child(source) == str(len(read_rows(file, OP)[0]))
-    assert len(kept()) == 1
-    open_source(file, OP)
-    assert scans == []
-    agree(file)
-
-
 NAMES = ("rows", "parts", "kinds", "devices", "problems", "sorted", "pinned")
 FORGED = [
     *((name, value) for name in NAMES for value in (None, "x", -1, [[]], {})),

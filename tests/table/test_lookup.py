@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import statistics
-import time
 from pathlib import Path
 
 import attrs
@@ -128,18 +126,6 @@ def test_layers_rank_by_precedence_not_time():
     assert [name for name, _ in found(table, asked(17))] == ["exact below", "padded above"]
 
 
-def test_rows_without_a_time_never_win():
-    """A time of 0 or less, or not finite, is never offered."""
-    rows = [
-        row("zero", us=0.0),
-        row("minus", us=-1.0),
-        row("inf", us=float("inf")),
-        row("not a number", us=float("nan")),
-        row("ok", us=50.0),
-    ]
-    assert found(Table(OP, [rows]), asked()) == [("ok", "exact")]
-
-
 def test_ties_go_by_rank():
     """Of equal times the libtype of the better rank wins, torch last, in whatever order the file has them."""
     rows = [attrs.evolve(row("k"), solution=Solution(libtype, "k")) for libtype in ("torch", "someone", "triton", "asm")]
@@ -205,25 +191,6 @@ def test_a_repeated_row_is_offered_once():
     matches = list(Table(OP, layers).candidates(asked(), H200))
     assert [match.row.libver for match in matches] == ["1", "2"]
     assert isinstance(matches[0], Match)
-
-
-def test_load_reads_all_layers(tmp_path, monkeypatch, shipped):
-    """Loading merges the files above, the variable's, the user's, models' and the shipped one, in order."""
-    files = {
-        "above": tmp_path / "above.csv",
-        "environment": tmp_path / "environment.csv",
-        "user": tmp_path / "home" / OP.columns.tuned_file,
-        "model": shipped / folders.MODELS / f"m_{OP.columns.tuned_file}",
-        "shipped": shipped / OP.columns.tuned_file,
-    }
-    for place, (name, file) in enumerate(files.items()):
-        write_rows(file, OP, [row(name, us=5.0 - place)])
-    monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", f"{files['environment']}:default")
-    table = Table.load(OP, above=[files["above"]])
-    assert [name for name, _ in found(table, asked())] == list(files)
-    assert (len(table.rows), table.problems) == (5, ())
-    monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", str(files["environment"]))
-    assert [name for name, _ in found(Table.load(OP), asked())] == ["environment"]
 
 
 def test_broken_files_are_left_out(tmp_path, monkeypatch, caplog, shipped):
@@ -324,30 +291,6 @@ def test_many_rows_of_one_key_are_parsed_as_they_are_asked_for(tmp_path, monkeyp
     assert len([*answers]) == len({*names}) - 1
     assert len(batches) <= 20
     assert table.fingerprint() == Table.load(OP, above=[tmp_path / "t.csv"]).fingerprint()
-
-
-@pytest.mark.timing
-def test_a_large_table_is_quick(tmp_path):
-    """50,000 rows load in seconds, and a look-up takes microseconds, about as many as among 100 rows."""
-
-    def seconds_each(table, shapes):
-        assert table.rows  # all are made, so that look-ups alone are timed
-        start = time.perf_counter()
-        assert all(next(table.candidates(shape, H200)).granularity == "exact" for shape in shapes)
-        return (time.perf_counter() - start) / len(shapes)
-
-    small, large = tmp_path / "small.csv", tmp_path / "large.csv"
-    write_rows(small, OP, [row("k", m, n=64) for m in range(1, 101)])
-    write_rows(large, OP, [row("k", m, n=64 * n) for n in range(1, 501) for m in range(1, 101)])
-    start = time.perf_counter()
-    table = Table.load(OP, above=[large])
-    loaded = time.perf_counter() - start
-    assert len(table.rows) == 50_000
-    each = statistics.median(seconds_each(table, [asked(m, 64 * n) for m in range(1, 101)]) for n in range(1, 501, 5))
-    beside = statistics.median(seconds_each(Table.load(OP, above=[small]), [asked(m, 64) for m in range(1, 101)]) for _ in range(20))
-    assert loaded < 15  # about 1.5 s on an idle core
-    assert each < 1e-3  # about 26 us, 100 where lines are traced
-    assert each < 4 * beside
 
 
 @pytest.mark.skipif(not (Path(__file__).parents[3] / "shared" / "aiter").is_dir(), reason="AITER's tables are not here")

@@ -7,7 +7,7 @@ import pytest
 from tunedgemm.device import Device
 from tunedgemm.dispatch.choice import NATIVE
 from tunedgemm.ops import op_named
-from tunedgemm.table.csvfile import read_rows, upsert, write_rows
+from tunedgemm.table.csvfile import read_rows, write_rows
 from tunedgemm.table.lookup import Table
 
 OP = op_named("a16w16")
@@ -38,25 +38,6 @@ def test_the_short_form_names_no_device_and_gives_a_rate(tmp_path):
     for first in (0, 4, 8):
         assert {(row.shape.epilogue, row.shape.dtype) for row in rows[first : first + 4]} == every
     assert [{row.shape.layout for row in rows[first : first + 4]} for first in (0, 4, 8)] == [{"row"}, {"row"}, {"aiter16x16"}]
-
-
-def test_the_short_form_answers_on_every_device(tmp_path):
-    """Rows of the short form answer on any device, and stay when a row of one device joins them."""
-    path = tmp_path / "t.csv"
-    path.write_text(SHORT)
-    rows, _ = read_rows(path, OP)
-    for device in (Device("gfx942", 304), Device("gfx950", 256)):
-        for row in rows:
-            [match] = Table.load(OP, above=[path]).candidates(row.shape, device)
-            assert match.row == row
-
-    upsert(path, OP, [attrs.evolve(rows[0], gfx="gfx942", cu_num=304, us=9.0)])
-
-    assert set(rows) < set(read_rows(path, OP)[0])
-    header, *lines = SHORT.splitlines()
-    written = path.read_text().splitlines()
-    assert written[0].startswith(f"{header},gfx,cu_num,")
-    assert {line.rstrip(",") for line in written} >= set(lines)
 
 
 class TestFp8:

@@ -140,20 +140,6 @@ def test_a_small_chunk_changes_nothing(tmp_path, monkeypatch):
         assert same(file) > 100
 
 
-def test_columns_in_any_order_and_unknown_ones(tmp_path):
-    """Columns may be reordered, renamed as in older files, missing or unknown; extra texts survive."""
-    header = "note,us,kernelName,K,N,M,gfx,cu_num,libtype,device,layout,scale,libver,Unnamed: 3"
-    file = tmp_path / "t.csv"
-    body = [
-        f"{note},5.5,k{note},64,128,{m},gfx942,304,asm,{dev},,,1.2,7" for note, m, dev in [("a", 1, ""), ("b", 2, "mi300x"), ("", 3, "0")]
-    ]
-    file.write_text("\n".join([header.replace("us,", "soltimes,"), *body, ""]))
-    source = open_source(file, OP)
-    rows, problems = read_rows(file, OP)
-    assert (list(source), source.problems) == (rows, problems)
-    assert [row.extra for row in source] == [(("note", "a"),), (("note", "b"),), ()]
-
-
 def test_rows_that_no_call_of_aiter_looks_up(tmp_path):
     """A tag that makes a line no row is seen, whatever the lines before it were."""
     file = tmp_path / "t.csv"

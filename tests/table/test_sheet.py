@@ -14,7 +14,6 @@ import threading
 import time
 from pathlib import Path
 
-import attrs
 import pytest
 from tunedgemm.errors import TableError
 from tunedgemm.ops import op_named
@@ -322,16 +321,3 @@ def test_a_killed_writer_leaves_a_whole_table(path):
     write_rows(path, OP, [row(1)])
     assert {file.name for file in path.parent.iterdir()} - {f"{path.name}.lock"} == {path.name}  # some versions of filelock remove it
     assert read_rows(path, OP)[0] == [row(1)]
-
-
-def test_a_wide_header_takes_linear_time(path):
-    """Four times the columns take less than eight times as long to read and to write."""
-
-    def seconds(count: int) -> float:
-        path.write_text(f"{HEADER},{','.join(f'c{number}' for number in range(count))}\n{LINE}{',1' * count}\n")
-        start = time.process_time()
-        [found], _ = read_rows(path, OP)
-        upsert(path, OP, [attrs.evolve(found, us=1.0)])
-        return time.process_time() - start
-
-    assert min(seconds(10_000) for _ in range(3)) < 8 * min(seconds(2500) for _ in range(3))

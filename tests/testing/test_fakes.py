@@ -16,7 +16,7 @@ from tunedgemm.process.switches import kept_switches
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.testing.conformance import BackendConformance
-from tunedgemm.testing.fakes import FakeHooks, exact, fake_backend, fake_registry, with_hooks
+from tunedgemm.testing.fakes import FakeHooks, exact, fake_backend, with_hooks
 from tunedgemm.testing.launching import DrawnCache
 from tunedgemm.testing.shapes import shapes_of
 
@@ -249,30 +249,12 @@ def test_operands_and_references_are_drawn_once_within_a_bound():
     assert cache.draw(small, cpu, 1) is not second
 
 
-def test_solutions_may_be_a_function_and_calls_may_sleep(shape, cpu):
-    """Given answers are returned, and a sleep lengthens the call of its kernel alone."""
-    backend = fake_backend("mine", solutions=lambda shape, device: [f"m{shape.m}", Solution("mine", "k", 3)], sleep={"k": 0.02})
-    first, second = backend.solutions(shape, cpu)
-    assert (str(first), str(second)) == ("mine:m4", "mine:k splitK=3")
-    operands = torch.ones(4, 64, dtype=torch.bfloat16), torch.ones(32, 64, dtype=torch.bfloat16)
-    start = time.perf_counter()
-    out = backend.bind(second, shape, cpu).call(*operands)
-    assert time.perf_counter() - start >= 0.02
-    assert torch.equal(out, torch.full((4, 32), 64.0, dtype=torch.bfloat16))
-    assert backend.bind(Solution("mine", "other"), shape, cpu) == Unsupported("mine has no kernel 'other' with splitK 0")
-
-
 def test_a_fake_backend_passes_the_registry_checks():
     """A fake backend is refused for the same faults as a plugin."""
     with pytest.raises(PluginError, match="ops must name at least one op"):
         fake_backend("mine", ops=())
     with pytest.raises(TypeError):
         fake_backend("mine", kernels=())
-
-
-def test_a_fake_registry_has_nothing_else():
-    """Only the backends given, and the built-in one."""
-    assert fake_registry(fake_backend("mine")).libtypes == ("mine", "torch")
 
 
 def test_conformance_shapes_are_expressible_and_awkward():

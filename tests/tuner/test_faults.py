@@ -99,15 +99,3 @@ def test_a_shape_without_a_solution_fails_and_the_next_is_tuned(
     assert "2 tuned, 1 failed" in out
     assert "of one dtype" in out, "the backend's reason"
     assert set(statuses(table).values()) <= {"ok", "screened"}
-
-
-@pytest.mark.slow
-def test_a_shape_of_which_every_solution_faults_fails(faulty_plugin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each solution costs one worker, and the run ends without a row."""
-    monkeypatch.setenv("FAULTY_KINDS", "segfaults,aborts")
-
-    report = tune(shapes=[SHAPE], output=tmp_path / "t.csv", options=LIMITS)
-
-    assert [outcome.task.shape for outcome in report.failed] == [SHAPE]
-    assert statuses(tmp_path / "t.csv") == {"segfaults": "crashed", "aborts": "crashed"}
-    assert not (tmp_path / "t.csv").exists() or winners(tmp_path / "t.csv") == []

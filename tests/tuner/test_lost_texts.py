@@ -63,11 +63,3 @@ def test_a_lost_name_costs_its_solution(tmp_path, name):
     assert rows[1][1] == "torch"
     assert "libtype 'odd': 'kernel_name' must be one line of text" in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_a_lost_version_costs_itself(tmp_path):
-    """A version that a table cannot keep leaves its column empty, and every row is written."""
-    done, rows = tuned(tmp_path, version="1\n2\0", name="linear")
-    assert [m for m, *_ in rows] == [32, 64, 128]
-    assert {version for _, libtype, version in rows if libtype == "odd"} <= {""}
-    assert done.stderr.count("libtype 'odd': library_version() must be one line of text") == 1

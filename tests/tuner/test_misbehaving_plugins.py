@@ -12,7 +12,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from tunedgemm.testing.siblings import module_at
 
 HERE = Path(__file__).parents[1]
@@ -40,20 +39,6 @@ def statuses(folder: Path) -> dict[str, str]:
     """Return the status of each libtype's last trial."""
     trials = map(json.loads, (folder / "out.trials.jsonl").read_text().splitlines())
     return {trial["solution"]["libtype"]: trial["status"] for trial in trials if trial["kind"] == "trial"}
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", PLUGINS.cases())
-def test_a_misbehaving_plugin_costs_itself_alone(name: str, tmp_path: Path) -> None:
-    """The command succeeds without a traceback, and the good plugin has the row of this device."""
-    PLUGINS.install(tmp_path, good=PLUGINS.GOOD, bad=PLUGINS.source(PLUGINS.cases()[name]))
-    at_import = name.startswith(("module", "ops", "options"))
-    done = tune(tmp_path, "all" if at_import else "good,bad", "--timeout", "20", "--kernel_timeout", "10")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    ((libtype, units),) = winners(tmp_path)
-    assert (libtype == "good" or (at_import and libtype != "bad")) and units == "1", done.stdout + done.stderr
-    assert statuses(tmp_path).get("good", "ok") in ("ok", "screened"), done.stdout
 
 
 #: Plugins of the quick test, by kind, and the status or the words of the report that each gets.

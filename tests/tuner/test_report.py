@@ -310,9 +310,7 @@ def test_the_summary_of_a_run_without_failures() -> None:
 
 
 def test_the_summary_names_what_went_wrong() -> None:
-    """Failed shapes with their reasons, solutions that crashed or hung by name, rows slower than
-    torch, clocks held back.
-    """
+    """The summary names failed shapes, crashes, rows slower than torch, and held clocks."""
     hung = timed(TASKS[0], Solution("triton", "spins"), "hung", detail="30 s\nwere over")
     slow = attrs.evolve(outcome(TASKS[1], us=30.0, torch_us=15.0))
     slow = attrs.evolve(slow, winner=attrs.evolve(slow.winner, throttled="power cap"))
@@ -372,16 +370,6 @@ def test_the_summary_says_where_the_log_is(tmp_path: Path) -> None:
     assert "every trial" not in summarized(Report(GPUS, TABLE, (outcome(TASKS[0]),)))
     (tmp_path / "t.v2.trials.jsonl").touch()
     assert f"every trial: {tmp_path / 't.v2.trials.jsonl'}" in summarized(Report(GPUS, tmp_path / "t.v2", (outcome(TASKS[0]),)))
-
-
-@pytest.mark.parametrize(("width", "has_table"), [(160, True), (80, True), (79, False), (20, False)])
-def test_the_summary_at_any_width(width: int, has_table: bool) -> None:
-    """The table fits or is left out; the sentences are whole."""
-    text = summarized(Report(GPUS, TABLE, (outcome(TASKS[0]),)), width=width)
-
-    assert ("│" in text) is has_table
-    assert f"\n1 tuned, 0 failed: {TABLE}\n" in text
-    assert all(len(line) <= width for line in text.splitlines() if line[0] in "┏┃┡│└")
 
 
 def test_a_run_without_work_has_a_summary() -> None:

@@ -11,7 +11,7 @@ import attrs
 import pytest
 import torch
 from tunedgemm.dispatch.dispatcher import Dispatcher
-from tunedgemm.errors import LibtypeError, TableError
+from tunedgemm.errors import LibtypeError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
@@ -21,7 +21,7 @@ from tunedgemm.testing.replay import read_trials
 from tunedgemm.tuner import Options, tune
 from tunedgemm.tuner.device_tuner import DeviceTuner
 from tunedgemm.tuner.session import Session
-from tunedgemm.tuner.trial import DeviceFault, Outcome, Planned, Samples, Task
+from tunedgemm.tuner.trial import DeviceFault, Outcome, Samples, Task
 from tunedgemm.tuner.worker_client import BudgetSpent
 
 OP = op_named("a16w16")
@@ -133,23 +133,6 @@ def test_stale_rows_are_tuned_again_though_an_interrupted_run_had_done_them(tmp_
     assert {row.solution.libtype for row in read_rows(table, OP)[0]} == {"turbo"}
 
 
-def test_a_budget_is_spent_where_most_time_is(tmp_path: Path) -> None:
-    """Shapes that it does not suffice for are reported, not stored, and are the next run's."""
-    registry, table = fake_registry(fake_backend("turbo", solutions=("steady",), call=exact)), tmp_path / "t.csv"
-    source = tmp_path / "shapes.csv"
-    source.write_text("M,N,K,dtype,count\n1,64,128,fp32,1\n8,64,128,fp32,1000\n100,64,128,fp32,1\n")
-
-    first = tune(shapes=source, output=table, options=attrs.evolve(QUICK, budget=1e-6), registry=registry, bench=clock({}))
-    order = []
-    tune(shapes=source, output=table, options=attrs.evolve(QUICK, budget=600.0), registry=registry, bench=clock({}),
-         progress=lambda _, event: order.append(event.task.shape.m) if isinstance(event, Outcome) else None)  # fmt: skip
-
-    assert sorted(shape.m for shape in first.unbegun) == [1, 8, 100]
-    assert first.outcomes == ()
-    assert order[0] == 8
-    assert set(rows(table)) == {1, 8, 100}
-
-
 def test_a_shape_that_the_rest_of_a_budget_cannot_hold_is_left_to_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a run says that its budget is spent, not that a device was lost."""
     tune_one = DeviceTuner.tune
@@ -196,72 +179,6 @@ def test_shapes_without_a_working_device_are_resumed(tmp_path: Path, monkeypatch
     assert sorted(outcome.task.shape.m for outcome in second.outcomes) == [8, 100]
 
 
-def test_the_plan_is_emitted_before_the_first_shape(tmp_path: Path) -> None:
-    """The plan has the tasks and the skipped shapes."""
-    registry, seen = fake_registry(fake_backend("turbo", solutions=("steady",), call=exact)), []
-    tune(shapes=SHAPES[:1], output=tmp_path / "t.csv", options=QUICK, registry=registry, bench=clock({}))
-
-    tune(
-        shapes=SHAPES,
-        output=tmp_path / "t.csv",
-        options=QUICK,
-        registry=registry,
-        bench=clock({}),
-        progress=lambda *told: seen.append(told),
-    )
-
-    planned = seen[0][1]
-    assert isinstance(planned, Planned)
-    assert ([task.shape.m for task in planned.tasks], [shape.m for shape in planned.skipped]) == ([8, 100], [1])
-    assert all(place is not None for place, _ in seen[1:])
-
-
-def test_an_interrupted_run_resumes(tmp_path: Path) -> None:
-    """Ctrl-C in the middle of a shape keeps its trials.
-
-    The next run of the same kind does not do them again.
-    """
-    calls: list[tuple[str, int]] = []
-
-    def counted(solution: Solution, shape: Shape, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        calls.append((solution.kernel_name, shape.m))
-        if solution.kernel_name == "broken":
-            raise RuntimeError("no such register")
-        return exact(solution, shape, x, weight)
-
-    registry, table = fake_registry(fake_backend("turbo", solutions=("broken", "steady"), call=counted)), tmp_path / "t.csv"
-
-    def interrupt(_: Any, event: Any) -> None:
-        if getattr(event, "activity", "") == "screen" and event.task.shape.m == 8:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        tune(shapes=SHAPES, output=table, options=QUICK, registry=registry, bench=clock({}), progress=interrupt)
-    calls_before = calls.count(("broken", 8))
-    report = tune(shapes=SHAPES, output=table, options=QUICK, registry=registry, bench=clock({}))
-    trials = [(trial.shape.m, trial.solution) for trial in read_trials(table.with_name("t.trials.jsonl"))]
-
-    assert calls.count(("broken", 8)) == calls_before > 0
-    assert sorted(outcome.task.shape.m for outcome in report.outcomes) == [8, 100]
-    assert set(rows(table)) == {1, 8, 100}
-    assert len(trials) == len(set(trials)) == 9
-
-
-def test_other_options_reuse_nothing(tmp_path: Path) -> None:
-    """A trial holds only for the options it was made with."""
-    registry, table = fake_registry(fake_backend("turbo", solutions=("broken", "steady"), call=exact)), tmp_path / "t.csv"
-
-    def interrupt(_: Any, event: Any) -> None:
-        if isinstance(event, Outcome):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        tune(shapes=SHAPES, output=table, options=attrs.evolve(QUICK, all=True), registry=registry, bench=clock({}), progress=interrupt)
-    report = tune(shapes=SHAPES, output=table, options=attrs.evolve(QUICK, all=True, iters=9), registry=registry, bench=clock({}))
-
-    assert len(report.outcomes) == len(SHAPES)
-
-
 def test_shapes_that_failed_before_the_interruption_stay_failed_until_the_run_has_ended(tmp_path: Path) -> None:
     """The resumed run counts them with the reason, and the next new run tries again."""
     broken = {"value": True}
@@ -292,24 +209,3 @@ def test_an_op_without_a_backend_is_an_error_at_once(tmp_path: Path) -> None:
 
     with pytest.raises(LibtypeError, match="no backend of --libtype other covers the op a16w16: other covers relu16"):
         tune(shapes=SHAPES, output=tmp_path / "t.csv", options=Options(libtype="other"), registry=registry)
-
-
-def test_a_table_edited_by_hand_between_two_runs_keeps_what_was_written(tmp_path: Path) -> None:
-    """A row taken out is tuned again, a column and a row put in survive, and a broken line is an
-    error before measuring.
-    """
-    registry, table = fake_registry(fake_backend("turbo", solutions=("steady",), call=exact)), tmp_path / "t.csv"
-    tune(shapes=SHAPES[:2], output=table, options=QUICK, registry=registry, bench=clock({}))
-    header, first, second = table.read_text().splitlines()
-    by_hand = second.replace("1024,128", "4096,128")
-    table.write_text(f"{header},note\n{by_hand},mine\n{first},\n")
-
-    report = tune(shapes=SHAPES[:2], output=table, options=QUICK, registry=registry, bench=clock({}))
-    found = read_rows(table, OP)[0]
-
-    assert [outcome.task.shape.m for outcome in report.outcomes] == [int(second.split(",")[2])]
-    assert [row.extra for row in found if row.shape.n == 4096] == [(("note", "mine"),)]
-    assert len(found) == 3
-    table.write_text("nonsense\n1\n")
-    with pytest.raises(TableError, match="lacks the column"):
-        tune(shapes=SHAPES, output=table, options=QUICK, registry=registry, bench=clock({}))

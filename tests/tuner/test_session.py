@@ -88,28 +88,9 @@ def test_a_failure_in_a_round_costs_one_solution() -> None:
     assert (answers[GONE].status, "no kernel 'gone'" in answers[GONE].detail) == ("unsupported", True)
 
 
-def test_a_new_shape_forgets_the_last() -> None:
-    """Launchers are bound to one shape; another shape gets its own."""
-    one = session()
-    one.bind(SHAPE, GOOD)
-
-    assert one.check(OTHER, GOOD).status == "ok"
-    assert one._shape == OTHER
-    assert list(one._launchers) == [GOOD]
-
-
 def test_the_baseline_is_always_known() -> None:
     """The baseline is torch's own call, even where torch is not among the libtypes."""
     assert str(session().baseline(SHAPE)) == "torch:native"
-
-
-def test_neighbours_come_from_the_leaders_backend() -> None:
-    """A backend is asked about its own solutions."""
-    backend = fake_backend("turbo", solutions=("good",), call=call)
-    backend = with_hooks(backend, refine=lambda solution: [Solution("turbo", solution.kernel_name + "er")])
-    one = Session("a16w16", -1, Options(libtype="turbo"), fake_registry(backend))
-
-    assert one.neighbours(SHAPE, (GOOD,)) == (Solution("turbo", "gooder"),)
 
 
 @pytest.mark.parametrize("asked", [True, False])

@@ -70,7 +70,7 @@ class TestLog:
     """The trial log."""
 
     def test_says_who_ran_what_where(self, begin):
-        """A header, each trial once, outcomes, an end; a place in every line."""
+        """The log has a header, each trial once, outcomes and an end, each with a place."""
         store = begin()
         store.log(PLACE, [timing(SHAPES[0], "bad")])
         store.record(outcome(SHAPES[0]))
@@ -87,7 +87,7 @@ class TestLog:
         assert read_trials(store.trials) == [timing(SHAPES[0], "bad"), timing(SHAPES[0], "good", 5.0), timing(SHAPES[1], "bad")]
 
     def test_has_no_trial_twice(self, begin):
-        """Not within one call, not within a run; another device's is another trial."""
+        """A trial is logged once in a call and in a run; another device's is another trial."""
         store = begin()
         store.log(PLACE, [timing(SHAPES[0], "a"), timing(SHAPES[0], "a", 3.0)])
         store.log(PLACE, [timing(SHAPES[0], "a")])
@@ -188,20 +188,6 @@ class TestResume:
         assert rows(second) == {1: 5.0, 3: 7.0}
         assert lines(second)[0]["run"] in lines(second)[-3]["resumes"]
 
-    def test_survives_several_interruptions(self, begin):
-        """A third run reuses the trials of the first two, also of one shape."""
-        for name in ("a", "b"):
-            store = begin()
-            store.log(PLACE, [timing(SHAPES[0], name)])
-            store.close()
-
-        store = begin()
-        assert [t.solution.kernel_name for t in store.final_timings(H200, SHAPES[0])] == ["a", "b"]
-        store.record(outcome(SHAPES[0]))
-        store.finish()
-
-        assert begin().final_timings(H200, SHAPES[0]) == ()
-
     def test_reuses_nothing_of_a_finished_run(self, begin):
         """Tuning again (--all) is measuring again, also after a run that had been resumed."""
         first = begin()
@@ -241,7 +227,7 @@ class TestResume:
         assert len(begin().final_timings(H200, SHAPES[0])) == 1
 
     def test_leaves_a_running_run_alone(self, begin):
-        """Neither its trials nor those that it resumed are taken; when it dies they are free."""
+        """No trial of a running run, nor one that it resumed, is taken before it dies."""
         dead = begin()
         dead.log(PLACE, [timing(SHAPES[0], "a")])
         dead.close()
@@ -346,7 +332,7 @@ class TestTable:
         assert not (tmp_path / "t.trials.jsonl").exists()
 
     def test_an_unwritable_file_is_an_error_before_measuring(self, tmp_path):
-        """A folder in the way, a file as a folder, something that is not a file."""
+        """A folder in the way, a file as a folder and a pipe are errors."""
         (tmp_path / "file").touch()
         (tmp_path / "folder.trials.jsonl").mkdir()
         os.mkfifo(tmp_path / "pipe.trials.jsonl")
@@ -357,12 +343,12 @@ class TestTable:
             Store(OP, tmp_path / "t.csv", tmp_path / "file" / "p.csv").open(SAME)
 
     def test_each_table_has_a_separate_log(self, tmp_path):
-        """Also where a name has dots but no .csv."""
+        """Names of logs differ, also where a name has dots but no .csv."""
         logs = {name: Store(OP, tmp_path / name).trials.name for name in ("a.csv", "a.v1", "a.v2", "a")}
         assert logs == {"a.csv": "a.trials.jsonl", "a.v1": "a.v1.trials.jsonl", "a.v2": "a.v2.trials.jsonl", "a": "a.trials.jsonl"}
 
     def test_a_pin_is_a_row_for_any_m(self, begin):
-        """M = 0, of this device, with the version of its library."""
+        """A pin has M = 0, this device and the version of its library."""
         store = begin()
         store.pin(PLACE, SHAPES[4], timing(SHAPES[4], "pinned", 8.0), "7")
 

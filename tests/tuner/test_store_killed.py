@@ -5,17 +5,11 @@ Real processes on one table and one log.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
-from tunedgemm.ops import op_named
-from tunedgemm.table.csvfile import read_rows
 from tunedgemm.testing.replay import read_trials
-
-OP = op_named("a16w16")
 
 #: Forks writers from a process without threads. A writer tunes the shapes of range(first, last),
 #: with five solutions each.
@@ -72,35 +66,6 @@ def _writers(source: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_killed_at_random_moments_nothing_is_lost_or_done_twice(tmp_path):
-    """Twenty times kill -9, then a run to the end.
-
-    The table of an undisturbed run, and each trial and outcome once.
-    """
-    source = """
-random.seed(3)
-killed = 0
-for _ in range(20):
-    child = start(folder / "killed.csv", 1, 121, 0.03)
-    time.sleep(random.uniform(0.005, 0.06))
-    os.kill(child, signal.SIGKILL)
-    killed += os.WIFSIGNALED(end(child))
-assert end(start(folder / "killed.csv", 1, 121)) == 0
-assert end(start(folder / "calm.csv", 1, 121)) == 0
-print(killed)
-"""
-    killed = int(_writers(source, tmp_path))
-
-    assert killed >= 15
-    assert (tmp_path / "killed.csv").read_text() == (tmp_path / "calm.csv").read_text()
-    log = [json.loads(line) for line in (tmp_path / "killed.trials.jsonl").read_text().splitlines() if line.endswith("}")]
-    trials = Counter((line["shape"]["m"], line["solution"]["kernel_name"]) for line in log if line["kind"] == "trial")
-    assert trials == {(m, f"s{i}"): 1 for m in range(1, 121) for i in range(5)}
-    assert Counter(line["shape"]["m"] for line in log if line["kind"] == "shape") == dict.fromkeys(range(1, 121), 1)
-    assert [line["kind"] for line in log].count("end") == 1
-    assert not list(tmp_path.glob("*.jsonl.*.lock"))
-
-
 def test_killed_between_log_and_table(tmp_path):
     """The next run writes the row of an outcome that only the log has."""
     source = """
@@ -115,28 +80,3 @@ print([row.shape.m for row in read_rows(folder / "t.csv", op)[0]])
 """
     assert _writers(source, tmp_path).strip() == "[1, 2]"
     assert len(read_trials(tmp_path / "t.trials.jsonl")) == 10
-
-
-def test_two_runs_on_one_table_at_once(tmp_path):
-    """Both sets of rows and of trials are there, and of a dead run's trials exactly one of the two
-    makes use.
-    """
-    source = """
-dead = start(folder / "t.csv", 1, 100, 0.2)
-log = folder / "t.trials.jsonl"
-while not log.exists() or log.read_text().count('"trial"') < 3:
-    time.sleep(0.01)
-os.kill(dead, signal.SIGKILL)
-end(dead)
-both = [start(folder / "t.csv", first, first + 30) for first in (1, 101)]
-assert [end(child) for child in both] == [0, 0]
-"""
-    _writers(source, tmp_path)
-
-    table = {row.shape.m for row in read_rows(tmp_path / "t.csv", OP)[0]}
-    log = [json.loads(line) for line in (tmp_path / "t.trials.jsonl").read_text().splitlines()]
-    assert table == {*range(1, 31), *range(101, 131)}
-    headers = [line for line in log if line["kind"] == "run"]
-    assert sorted(len(header["resumes"]) for header in headers) == [0, 0, 1]
-    assert {line["shape"]["m"] for line in log if line["kind"] == "shape"} == table
-    assert [line["kind"] for line in log].count("end") == 2

@@ -224,17 +224,6 @@ def test_batch_invariance_is_tested_over_many_m() -> None:
     assert min(INVARIANT_M) == 1
 
 
-def test_batch_invariance_keeps_the_bias_whole() -> None:
-    """Only activations are cut to the M at hand, even if a bias is as long."""
-    shape = Shape("a16w16", 4, max(INVARIANT_M), 32, "fp32", epilogue="bias")
-    sets = [OP.make_inputs(shape, torch.device("cpu"), seed) for seed in (0, 1)]
-
-    def exact(x, weight, bias):
-        return (x.double() @ weight.double().t() + bias).float()
-
-    assert Verifier(OP, shape, sets, 0.05).batch_invariant(lambda at: Launcher(exact)) == ""
-
-
 def shape_with_rows(name: str) -> Shape:
     """An example of an op with several rows, whose rows do not share a scale that is computed from
     all of them.

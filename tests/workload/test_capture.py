@@ -101,17 +101,6 @@ def test_rows_of_others_are_kept(path):
     ]
 
 
-def test_two_captures_of_one_file_add_up(path):
-    """Counts of another process are read again and added to, not overwritten."""
-    one, two = Capture(OP, path), Capture(OP, path)
-    call(one, 1, 10)
-    call(two, 1, 20)
-    call(two, 2, 5)
-    one.flush()
-    two.flush()
-    assert counts(path) == {1: 30, 2: 5}
-
-
 def test_a_file_that_vanishes_is_made_again(path):
     """After the file is deleted, later shapes are captured."""
     capture = Capture(OP, path)
@@ -170,15 +159,6 @@ def test_a_locked_file_delays_a_model_once(path, caplog, monkeypatch):
     assert counts(path) == dict.fromkeys(range(1, 21), 2)
 
 
-def test_a_file_that_is_not_csv_is_left_alone(path, caplog):
-    """A file that cannot be read is not overwritten; the log names the fault."""
-    path.parent.mkdir()
-    path.write_bytes(b"\x00\x01")
-    call(Capture(OP, path), 1)
-    assert path.read_bytes() == b"\x00\x01"
-    assert "not a text file" in caplog.text
-
-
 def test_the_recorder_of_an_op():
     """An op has one recorder in a process, which writes the user's untuned file."""
     capture = recorder(OP)
@@ -186,17 +166,6 @@ def test_the_recorder_of_an_op():
     assert capture.path == untuned_path(OP)
     capture.register(shape(9))
     assert counts(untuned_path(OP)) == {9: 1}
-
-
-def test_calling_a_known_shape_writes_nothing(path):
-    """Only the first meeting of a shape touches the file."""
-    capture = Capture(OP, path)
-    call(capture, 1)
-    path.unlink()
-    for _ in range(100):
-        call(capture, 1)
-    assert capture.register(shape(1)) == [101, 0]
-    assert not path.exists()
 
 
 def test_calls_of_two_kinds_are_counted_apart(path):

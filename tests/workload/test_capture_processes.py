@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -48,27 +47,6 @@ def call(capture: Capture, m: int, times: int = 1) -> None:
 
 def counts(path) -> dict[int, int]:
     return {entry.shape.m: entry.count for entry in read_untuned(path, OP)}
-
-
-def _child(capture: Capture, own: int) -> None:
-    call(capture, 1, 100)
-    call(capture, own, 10)
-
-
-def test_forked_children_count_only_their_own(path):
-    """Children of multiprocessing add their own calls at exit; the parent's are written once."""
-    capture = Capture(OP, path)
-    call(capture, 1, 1000)  # of these one is written when the children start
-    context = multiprocessing.get_context("fork")
-    children = [context.Process(target=_child, args=(capture, own)) for own in (2, 3, 3)]
-    for child in children:
-        child.start()
-    call(capture, 1, 500)
-    for child in children:
-        child.join()
-    assert [child.exitcode for child in children] == [0, 0, 0]
-    capture.flush()
-    assert counts(path) == {1: 1800, 2: 10, 3: 20}
 
 
 def test_processes_add_up(path, child):
@@ -225,27 +203,6 @@ for number in range(3):
 print(before, [(thread.name, thread.daemon) for thread in threading.enumerate()][1:])
 """.replace("{path!r}", repr(str(path)))
     assert child(source) == "['MainThread'] [('tunedgemm-capture', True)]"
-
-
-def test_spawned_children_add_up(path, tmp_path):
-    """Spawned children write their counts when they end."""
-    source = SOURCE.format(path=str(path))
-    source += """
-import multiprocessing
-def work(own):
-    call(1, 100)
-    call(own, 10)
-if __name__ == "__main__":
-    context = multiprocessing.get_context("spawn")
-    children = [context.Process(target=work, args=(own,)) for own in (2, 3)]
-    for process in children: process.start()
-    for process in children: process.join()
-    sys.exit(any(process.exitcode for process in children))
-"""
-    script = tmp_path / "spawning.py"  # children that are spawned import it again
-    script.write_text(source)
-    subprocess.run([sys.executable, script], check=True, timeout=120)
-    assert counts(path) == {1: 200, 2: 10, 3: 10}
 
 
 def test_the_end_of_a_process_waits_once_for_all_its_captures(path, child):

@@ -81,17 +81,6 @@ def test_kernels_rank_as_in_aiters_launcher(asm: Any, fake: ModuleType) -> None:
 
 
 @gfx942
-def test_too_many_tiles_for_the_counters_are_not_split(asm: Any, fake: ModuleType) -> None:
-    """With more than 1024 tiles the guess has no splits."""
-    shape = attrs.evolve(SHUFFLED, m=4096, n=64 * 64)
-    guess = asm.heuristic_fallback(shape, MI300X)
-    assert guess is not None
-    assert guess.split_k == 1
-    chosen = {solution.kernel_name for solution in asm.solutions(shape, MI300X)}
-    assert fake.bf16(32, shuffled=True, splits=True)["knl_name"] not in chosen
-
-
-@gfx942
 def test_plain_weights_need_a_fitted_class(asm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain weights get a guess only in a fitted class."""
     shape = attrs.evolve(SHUFFLED, layout="row")

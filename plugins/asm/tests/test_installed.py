@@ -51,23 +51,3 @@ def test_the_plugin_finds_its_kernels(installed: Path, tmp_path: Path) -> None:
         (line,) = [line for line in listed.splitlines() if line.startswith(f"  pack example-{gfx} (")]
         assert "by example-asm-pack): 1 kernels of tunedgemm-bf16, sha256 " in line and f"    example_{gfx}: 64x64, prefetch 2" in listed
     assert "refused: pack example" not in listed
-
-
-def test_the_backend_offers_them(installed: Path, tmp_path: Path) -> None:
-    """The backend lists their solutions for a described device."""
-    program = (
-        "from tunedgemm.backends.registry import Registry\n"
-        "from tunedgemm.plugin import Device, Shape\n"
-        "(asm,) = Registry().select('asm')\n"
-        "print(*asm.solutions(Shape('a16w16', 128, 256, 512), Device('gfx942', 304)))\n"
-        "print(asm.library_version(Device('gfx942', 304)), asm.library_version(Device('gfx90a', 104)))\n"
-    )
-    solutions, version = run(installed, "-c", program, cwd=tmp_path).splitlines()
-    assert "asm:example_gfx942 splitK=1" in solutions
-    assert version.startswith("asm ") and len(version.split()) == 2
-
-
-def test_a_check_of_what_is_installed_finds_no_fault(installed: Path, tmp_path: Path) -> None:
-    """`asm check` accepts the installed folder."""
-    (folder,) = installed.parents[1].glob("lib/python*/site-packages/example_asm_pack")
-    assert run(installed, "-m", "tunedgemm", "asm", "check", folder, cwd=tmp_path).splitlines()[-1] == f"{folder}: no fault"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
 from types import ModuleType
 from typing import Any
@@ -51,30 +50,6 @@ def test_plain_fp4_weights_go_with_shuffled_scales(asm: Any, over: ModuleType, f
     assert "noBpreShuffle" in name
     assert over.fault(asm, fake, shape, name) == ""
     assert "reads scales in the order aiter32x8, not row" in over.fault(asm, fake, attrs.evolve(shape, extra=()), name)
-
-
-@gfx942
-def test_threads_share_a_launcher_and_no_semaphore(asm: Any, over: ModuleType, fake: ModuleType) -> None:
-    """Threads share a launcher, but not counters."""
-    shape = attrs.evolve(PRODUCT, m=16)
-    launcher, native = over.bound(asm, name_of(fake, 32, shuffled=False, splits=True), shape, 4), over.native(asm, fake)
-    cases, wrong, places = [over.case(shape, seed) for seed in range(4)], [], []
-    start = threading.Barrier(4)
-
-    def work(case: Any) -> None:
-        start.wait(timeout=60)
-        for _ in range(20):
-            if text := case.wrong(launcher.call(*case.plain), 4):
-                wrong.append(text)
-        places.append(native.fake_last().contents.u64(0x150))
-
-    threads = [threading.Thread(target=work, args=(case,)) for case in cases]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-    assert len(set(places)) == 4
 
 
 @gfx942

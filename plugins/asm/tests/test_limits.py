@@ -13,9 +13,7 @@ import attrs
 import pytest
 from tunedgemm.plugin import Device, Shape, Solution, Unsupported
 from tunedgemm_asm import asm as plain
-from tunedgemm_asm import launch
-from tunedgemm_asm.abi import ABIS
-from tunedgemm_asm.limits import RULES, parts_of, unfit
+from tunedgemm_asm.limits import parts_of, unfit
 
 gfx942 = pytest.mark.parametrize("asm", ["gfx942"], indirect=True)
 gfx950 = pytest.mark.parametrize("asm", ["gfx950"], indirect=True)
@@ -191,11 +189,6 @@ def test_a_packs_descriptor_may_narrow_its_layout(
         without = Named(own, {**own.dtypes, operand: ()})
         assert unfit(without, 1, shape) == f"{own.kernel.name} supports {operand} in no dtype (pack narrow), not {dtype}"
     assert unfit(Named(own, {**own.dtypes, "bias": ()}), 1, wide) is None
-
-
-def test_every_layout_of_arguments_has_its_limits_and_its_maker() -> None:
-    """Every layout has rules and a maker of arguments."""
-    assert set(RULES) == set(launch._MAKERS) == set(ABIS)
 
 
 @gfx950

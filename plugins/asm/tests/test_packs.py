@@ -195,17 +195,6 @@ def test_a_descriptor_that_is_not_a_json_object_is_refused(write: Write, from_fo
         assert f"pack {folder}: pack.json: " in problem
 
 
-def test_a_kernel_without_its_file_costs_only_itself(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
-    """A kernel without its file is refused before a launch."""
-    folder = write("mine", "a", "b")
-    (folder / "a.co").unlink()
-    found = from_folders(folder)
-
-    assert list(found.kernels) == ["b"]
-    assert found.problems == (f"pack mine ({folder}): a: file not found: a.co",)
-    assert found.missing("a") == found.problems[0].replace(": a: ", ": ")
-
-
 def test_a_path_that_leads_out_is_refused(write: Write, from_folders: Callable[..., packs.Catalog], tmp_path: Path) -> None:
     """A path out of the folder is refused, by text or by link."""
     folder = write("mine", "a", "b")

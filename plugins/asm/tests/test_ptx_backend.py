@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import itertools
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -121,33 +119,6 @@ def test_every_kind_of_solution_computes_its_product(backend: Backend, cuda: Any
     assert not failing(lambda name: check_solution(backend, cuda, name), itertools.product(SOLUTIONS))
     with without_extension():
         assert not failing(lambda name: check_solution(backend, cuda, name), itertools.product(SOLUTIONS))
-
-
-def test_leading_dimensions_are_kept(backend: Backend) -> None:
-    """x of three dimensions gives an output of three."""
-    launcher = backend.bind(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), attrs.evolve(SMALL, m=36), CPU)
-    x, weight, bias = operands(attrs.evolve(SMALL, m=36))
-    out = launcher.call(x.view(4, 9, 200), weight, bias)
-    assert out.shape == (4, 9, 72)
-    check(out.view(36, 72), (x, weight, bias), attrs.evolve(SMALL, m=36))
-
-
-def test_descriptors_are_made_once_for_an_address(backend: Backend, cuda: Any) -> None:
-    """Tensor maps are cached by address."""
-    launcher = backend.bind(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), SMALL, CPU)
-    given, others = operands(SMALL), operands(SMALL, 1)
-    launcher.call(*given)
-    launcher.call(*given)
-    assert cuda.descriptors == 2
-    check(launcher.call(*others), others, SMALL)
-    check(launcher.call(others[0], *given[1:]), (others[0], *given[1:]), SMALL)
-    assert cuda.descriptors == 4
-    launcher = backend.bind(Solution("asm", KernelConfig(64, 32, 3, 1, panels=1).name, 1), SMALL, CPU)
-    first = launcher.call(*given)
-    assert cuda.descriptors == 7
-    launcher.call(*given)  # the first output is held, so this one has another address
-    assert cuda.descriptors == 8
-    check(first, given, SMALL)
 
 
 def test_a_launch_that_fails_says_so(backend: Backend, cuda: Any) -> None:
@@ -293,21 +264,6 @@ def test_sums_of_fp8_are_added_in_float32() -> None:
         for each in refine("asm", Solution("asm", KernelConfig(64, 96, 4, 1).name, 1), EIGHT_BITS[4], H200)
     }
     assert near == {True, False}
-
-
-def test_preparing_needs_neither_torch_nor_a_device(tmp_path: Any) -> None:
-    """Preparing loads neither torch nor a driver."""
-    program = f"""
-import os, sys
-os.environ["TUNEDGEMM_CACHE"] = {str(tmp_path)!r}
-from tunedgemm.plugin import Device, Shape, Solution
-from tunedgemm_asm import asm
-asm.prepare(Solution("asm", {KernelConfig(64, 32, 3, 1).name!r}, 1), Shape("a16w16", 37, 72, 200), Device("sm_90", 132, "nvidia-h200"))
-assert "torch" not in sys.modules and "triton" not in sys.modules, "loaded"
-"""
-    subprocess.run([sys.executable, "-c", program], check=True)
-    if build.ptxas() is not None:
-        assert [path.stat().st_size > 1000 for path in tmp_path.rglob("*") if path.is_file()] == [True]
 
 
 def test_details_name_the_assembler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,6 @@ from tunedgemm_asm.ptx.names import parse_name
 from tunedgemm_asm.ptx.order import place_of
 
 H200, H100 = Device("sm_90", 132, "nvidia-h200"), Device("sm_90", 132, "nvidia-h100-80gb-hbm3")
-#: Hoppers with other counts of multiprocessors, or of a product that nothing is known of.
-UNMEASURED = (Device("sm_90", 78, "nvidia-h20"), Device("sm_90", 114, "nvidia-h100-pcie"), Device("sm_90", 132, "nvidia-unknown"))
 RESULTS = Path(__file__).parents[3] / "benchmarks/results"
 LIKE = Shape("a8w8", 1024, 4096, 4096, "fp8_e4m3fn", "bf16", scale="row")
 PLAIN = Shape("a16w16", 16, 8192, 4096)
@@ -165,12 +163,3 @@ def test_one_row_is_m_major() -> None:
     one = attrs.evolve(BY_BLOCK, m=1, extra={})
     assert asm.heuristic_fallback(one, H100) is not None
     assert asm.heuristic_fallback(attrs.evolve(one, m=2), H100) is None
-
-
-@pytest.mark.parametrize("device", UNMEASURED, ids=str)
-def test_devices_of_an_unmeasured_class_are_left_to_torch(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
-    """Other counts of multiprocessors and unknown products get a kernel if the user lists libtypes."""
-    monkeypatch.delenv("TUNEDGEMM_FALLBACK", raising=False)
-    assert asm.heuristic_fallback(Shape("a8w8", 16, 8192, 8192, "fp8_e4m3fn", "bf16", scale="row"), device) is None
-    monkeypatch.setenv("TUNEDGEMM_FALLBACK", "asm")
-    assert asm.heuristic_fallback(Shape("a8w8", 16, 8192, 8192, "fp8_e4m3fn", "bf16", scale="row"), device)

@@ -8,8 +8,7 @@ from typing import Any
 import attrs
 import pytest
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
-from tunedgemm_asm.ptx.abi import MAP_OUT, abi_of, declaration
-from tunedgemm_asm.ptx.cost import cost_of
+from tunedgemm_asm.ptx.abi import MAP_OUT
 from tunedgemm_asm.ptx.kernel import text_of
 from tunedgemm_asm.ptx.limits import unfit
 from tunedgemm_asm.ptx.names import KernelConfig, Variant, parse_name
@@ -131,15 +130,6 @@ def test_outputs_that_threads_have_to_store() -> None:
             Variant(**{"config": config, "dtype": "bf16", "outdtype": "bf16", **changes})
 
 
-def test_arguments_of_plans_without_panels_stay() -> None:
-    """The output's tensor map follows all other arguments."""
-    assert MAP_OUT == 384
-    assert [declaration(scale)[-5:] for scale in ("none", "row")] == ["[340]", "[360]"]
-    assert [declaration(scale, True)[-5:] for scale in ("none", "row")] == ["[512]", "[512]"]
-    assert abi_of("row", True).fields == abi_of("row").fields
-    assert "bulk_group" not in text_of(Variant(KernelConfig(128, 160, 5), "bf16", "bf16"))
-
-
 @pytest.mark.parametrize("scale", ["none", "row", "block"])
 def test_plans_with_panels_are_listed_beside_others(scale: str) -> None:
     """At most eight solutions with panels are listed, none for few rows."""
@@ -151,13 +141,6 @@ def test_plans_with_panels_are_listed_beside_others(scale: str) -> None:
         near = [parse_name(each.kernel_name) for each in refine("asm", Solution("asm", config.name, splits), like, H200)]
         assert sum((each.panels > 0) != (config.panels > 0) for each in near) <= 1
         assert config.consumers == 1 or config.turns or any((each.panels > 0) != (config.panels > 0) for each in near)
-
-
-def test_panels_have_the_cost_computed_by_hand() -> None:
-    """The model's cost of panels is that computed by hand."""
-    shape, direct = Shape("a16w16", 4096, 7168, 8192), KernelConfig(128, 256, 4)
-    loss = cost_of(KernelConfig(128, 256, 4, panels=2), 1, shape, 132) - cost_of(direct, 1, shape, 132)
-    assert loss == pytest.approx(7 * 2 * 560 / 1375, rel=1e-3)
 
 
 def test_column_loads_are_not_read_only_if_registers_are_few() -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 import attrs
 import pytest
 from tunedgemm.plugin import LaunchError, PluginError
-from tunedgemm.tools.files import artifact
 from tunedgemm_ck import toolchain
 from tunedgemm_ck.build import CompiledObject, MissingError, build_object, find_object
 from tunedgemm_ck.native import load_object
@@ -213,27 +212,12 @@ def test_a_process_killed_while_it_compiles_leaves_no_lock(fakes, target, monkey
     assert works(build_object(target))
 
 
-def test_an_object_is_packed_and_unpacked(target):
-    """An object survives packing, whatever bytes it has."""
-    made = CompiledObject(b"\x7fELF\n\n{}", "x", 1.26)
-    back = CompiledObject.unpack(made.pack())
-    assert (back.code, back.toolchain, back.seconds) == (made.code, "x", 1.3)
-
-
 def test_the_key_needs_no_compiler(fakes, target):
     """A process without a toolkit finds a stored object."""
     size = len(build_object(target).code)
     child = elsewhere("found", CUDACXX="/nowhere", CUTLASS_INCLUDE="/nowhere", PATH="/nowhere")
     out, error = child.communicate(timeout=120)
     assert out.strip() == str(size), error
-
-
-def test_artifacts_of_a_build_are_those_of_the_core(fakes, target, cache):
-    """Builds write only artifacts and locks into the core's artifact cache."""
-    build_object(target)
-    names = {file.parent.name for file in cache.rglob("*") if file.is_file()}
-    assert all(len(name) == 2 for name in names - {"locks"})
-    assert artifact.__module__ == "tunedgemm.backends.artifact"
 
 
 def test_the_finder_gets_the_problem(target):

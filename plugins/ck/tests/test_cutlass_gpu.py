@@ -10,7 +10,7 @@ import pytest
 import torch
 from tunedgemm.plugin import Device, Launcher, Shape, Solution
 from tunedgemm.testing.launching import bind_launcher, draw_operands, fault_of, poisoned_output
-from tunedgemm.testing.sharing import differing_calls, fault_of_graphs, fault_of_threads
+from tunedgemm.testing.sharing import differing_calls
 from tunedgemm_ck import cutlass
 
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0):
@@ -77,24 +77,6 @@ def test_random_products_are_right(kind: Shape, device: Device) -> None:
                 launched.add(solution)
                 assert not (fault := fault_of(shape, answer.call(*given), given)), f"{solution} on {shape}: {fault}"
     assert {solution for solution in chosen if solution.split_k < 2} <= launched  # K in parts may be too short for some
-
-
-@pytest.mark.parametrize("shape", KINDS, ids=str)
-def test_graphs_on_two_streams_read_new_inputs(shape: Shape, device: Device) -> None:
-    """Each replay on two streams has the bits of a plain call."""
-    given = [draw_operands(shape, device, seed) for seed in range(4)]
-    for solution in few(shape, device):
-        fault = fault_of_graphs(bind_launcher(cutlass, solution, shape, device), given, replays=200)
-        assert not fault, f"{solution}: {fault}"
-
-
-def test_threads_share_a_launcher(device: Device) -> None:
-    """Eight threads with separate operands and streams share a launcher."""
-    shape = KINDS[0]
-    given = [draw_operands(shape, device, seed) for seed in range(8)]
-    for solution in few(shape, device):
-        fault = fault_of_threads(bind_launcher(cutlass, solution, shape, device), given, calls=50)
-        assert not fault, f"{solution}: {fault}"
 
 
 @pytest.mark.parametrize("sizes", [(70_000, 33_024, 64), (16, 40_000, 65_536), (33_024, 64, 70_000)], ids=str)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tunedgemm.plugin import Device, Shape, Solution
 from tunedgemm.testing.launching import bind_launcher, draw_operands, fault_of, poisoned_output
-from tunedgemm.testing.sharing import differing_calls, fault_of_graphs, fault_of_threads
+from tunedgemm.testing.sharing import differing_calls, fault_of_graphs
 from tunedgemm_ck import cutlass
 
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
@@ -109,15 +109,6 @@ def test_graphs_on_two_streams_read_new_inputs(kind: Shape, device: Device) -> N
     given = [draw_operands(kind, device, seed) for seed in range(3)]
     for solution in few(kind, device):
         fault = fault_of_graphs(bind_launcher(cutlass, solution, kind, device), given, replays=60)
-        assert not fault, f"{solution}: {fault}"
-
-
-def test_threads_share_a_launcher(device: Device) -> None:
-    """Four threads with separate operands and streams share a launcher."""
-    shape = KINDS[0]
-    given = [draw_operands(shape, device, seed) for seed in range(4)]
-    for solution in few(shape, device):
-        fault = fault_of_threads(bind_launcher(cutlass, solution, shape, device), given, calls=30)
         assert not fault, f"{solution}: {fault}"
 
 

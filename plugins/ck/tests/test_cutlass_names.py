@@ -13,15 +13,6 @@ SPACES = [("sm_80", "int8", False), ("sm_80", "bf16", False), ("sm_90", "bf16", 
 SPACES += [(gfx, "fp8_e4m3fn", blocks) for gfx in ("sm_90", "sm_100", "sm_120") for blocks in (False, True)] + [("sm_100", "bf16", False)]
 
 
-def test_names_are_unique() -> None:
-    """A name rebuilds all parameters, and no two instances of the full space share one."""
-    for gfx, dtype, blocks in SPACES:
-        every = listed_instances(gfx, dtype, blocks, True, gfx == "sm_90" and dtype.startswith("fp8") and not blocks)
-        assert [parse_name(each.name, "a16w16") for each in every] == list(every)
-        assert len({each.name for each in every}) == len(every)
-        assert len(every) > (10 if blocks or gfx in ("sm_80", "sm_120") else 100)
-
-
 def test_names_read_as_they_are_documented() -> None:
     """Names have the documented order of parts and omit absent ones."""
     assert CutlassInstance(128, 256, 64, (2, 1), "cooperative", "streamk").name == EXAMPLE

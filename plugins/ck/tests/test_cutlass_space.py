@@ -126,17 +126,6 @@ def test_a_full_wave_costs_no_more_than_one_tile_beyond_it() -> None:
     assert cost_of(instance, 0, beyond, HOPPER) > 1.7 * cost_of(instance, 0, full, HOPPER)
 
 
-@given(SHAPES)
-@settings(max_examples=30, deadline=None)
-def test_neighbours_fit_and_are_others(shape: Shape) -> None:
-    """Neighbours fit, are unique, and differ from the solution."""
-    for chosen in list(enumerate_instances(shape, HOPPER, False))[:3]:
-        found = list(enumerate_neighbours(*chosen, shape, HOPPER))
-        assert len(set(found)) == len(found)
-        assert chosen not in found
-        assert not [each for each in found if unfit(*each, shape, HOPPER)]
-
-
 def test_neighbours_change_each_parameter() -> None:
     """From the middle of all ladders, neighbours step along each of them."""
     shape = _shape("a16w16", 2048, 2048, 8192)

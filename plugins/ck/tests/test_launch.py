@@ -123,14 +123,6 @@ def test_a_serving_process_compiles_nothing(fakes, backend):
     assert len(fakes.compilations) == 1
 
 
-def test_one_object_serves_all_sizes(fakes, backend):
-    """One object serves all M, N, K and splitK."""
-    backend.prepare(ONE, SHAPES[0], CPU)
-    for m, n, k, split in ((1, 8, 8, 1), (300, 16, 24, 2)):
-        assert isinstance(backend.bind(attrs.evolve(ONE, split_k=split), Shape("a16w16", m, n, k), CPU), Launcher)
-    assert len(fakes.compilations) == 1
-
-
 @pytest.mark.parametrize(("said", "compilations"), [("0", 1), ("", 1), ("1", 2), ("2", 2)])
 def test_aiters_rebuild_compiles_again_once(fakes, backend, monkeypatch, said, compilations):
     """AITER_REBUILD=1 recompiles at the first bind of a process."""
@@ -211,16 +203,6 @@ def test_the_default_space_is_small(fakes, backend, monkeypatch):
     assert len(list(backend.solutions(shape, h200))) == 3
     monkeypatch.setenv("TUNEDGEMM_CK_SPACE", "large")  # one warning of the process; doctor names it
     assert len(list(backend.solutions(shape, h200))) == 2
-
-
-def test_without_a_toolchain_built_objects_are_listed(fakes, backend, monkeypatch, tmp_path):
-    """A machine without a compiler lists what its cache has."""
-    shape, h200 = SHAPES[0], Device("sm_90", 132)
-    backend.prepare(ONE, shape, h200)
-    monkeypatch.setenv("CUDACXX", str(tmp_path / "none"))
-    assert [each.kernel_name for each in backend.solutions(shape, h200)] == ["tile64"]
-    monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path / "bare"))
-    assert list(backend.solutions(shape, h200)) == []
 
 
 def test_split_sums_are_not_deterministic(fakes, backend):

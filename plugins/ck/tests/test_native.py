@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import subprocess
-import threading
 
 import pytest
 import torch
@@ -93,12 +92,6 @@ def test_a_runtime_error_differs_from_a_refusal(fakes, tmp_path, status, error):
     assert load_object((tmp_path / "x.so").read_bytes()).runtime_error(5) == error
 
 
-def test_an_object_is_loaded_once(fakes, target):
-    """Equal bytes are loaded once."""
-    code = build_object(target).code
-    assert load_object(code) is load_object(bytes(bytearray(code)))
-
-
 def test_two_objects_stay_separate(fakes, target, spy):
     """Equal names of functions and variables in two objects stay separate."""
     first = load_object(build_object(target).code)
@@ -127,17 +120,6 @@ def test_an_object_that_was_refused_is_not_taken_for_the_next(fakes, tmp_path, t
     with pytest.raises(LaunchError, match="lacks this plugin's functions"):
         load_object((tmp_path / "y.so").read_bytes())
     assert load_object(build_object(target).code).workspace_bytes((1, 1, 1, 1, 1)) == 0
-
-
-def test_threads_load_one_object(fakes, target):
-    """Concurrent threads load an object once."""
-    code, found = build_object(target).code, []
-    threads = [threading.Thread(target=lambda: found.append(load_object(code))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(set(map(id, found))) == 1
 
 
 @pytest.mark.parametrize("extension", [True, False])

@@ -188,12 +188,6 @@ def test_an_extension_that_does_not_load_is_a_reason(tmp_path: Path, start: str,
     assert isinstance(backend.bind(next(iter(backend.solutions(SHAPE, ABSENT))), SHAPE, PRESENT), Unsupported)
 
 
-def test_a_file_that_is_no_library_is_a_reason(tmp_path: Path) -> None:
-    """A truncated download is refused."""
-    answer = backend_of(write(tmp_path / "deep_gemm")).refusal(SHAPE, PRESENT)
-    assert "does not load" in str(answer)
-
-
 def test_copies_have_separate_settings(tmp_path: Path) -> None:
     """A setting of one copy is neither in another nor in the package that a user imports."""
     extension = built(tmp_path / "deep_gemm")

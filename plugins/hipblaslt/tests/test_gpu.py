@@ -8,9 +8,9 @@ import pytest
 import torch
 import tunedgemm
 from torch.nn.functional import linear
-from tunedgemm.plugin import Launcher, Shape, Solution, device_of
+from tunedgemm.plugin import Launcher, Shape, device_of
 from tunedgemm.testing.launching import bind_launcher
-from tunedgemm.testing.sharing import fault_of_graphs, fault_of_threads
+from tunedgemm.testing.sharing import fault_of_threads
 from tunedgemm_hipblaslt import cublaslt
 from tunedgemm_hipblaslt.descriptors import locked_descriptors
 from tunedgemm_hipblaslt.launch import TOP_RESULTS
@@ -85,27 +85,6 @@ def test_threads_on_streams_have_their_own_biases() -> None:
     given = [(x, weight, bias) for bias in biases]
     assert not fault_of_threads(
         launcher, given, calls=200, fault=lambda index, out: "" if is_close(out, *given[index]) else "is another product"
-    )
-
-
-def find_split(shape: Shape) -> Solution:
-    """Return a solution that needs a workspace, as those that split K do."""
-    for solution in cublaslt.solutions(shape, device_of(0)):
-        for candidate in (solution, *cublaslt.refine(solution, shape, device_of(0))):
-            launcher = cublaslt.bind(candidate, shape, device_of(0))
-            if isinstance(launcher, Launcher) and launcher.workspace_bytes:
-                return candidate
-    pytest.skip("no solution of this library splits K with a workspace here")
-
-
-def test_two_graphs_of_one_solution() -> None:
-    """Graphs with a workspace give the right numbers on two streams."""
-    shape = Shape("a16w16", 16, 512, 8192)
-    launcher = bind_launcher(cublaslt, find_split(shape), shape, device_of(0))
-    weight = draw(512, 8192)
-    given = [(draw(16, 8192), weight) for _ in range(3)]
-    assert not fault_of_graphs(
-        launcher, given, replays=50, fault=lambda index, out: "" if is_close(out, *given[index]) else "is another product"
     )
 
 

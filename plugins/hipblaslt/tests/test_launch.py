@@ -17,7 +17,6 @@ nvidia = pytest.mark.parametrize("lt", ["cublaslt"], indirect=True)
 amd = pytest.mark.parametrize("lt", ["hipblaslt"], indirect=True)
 fp8 = pytest.mark.parametrize(("lt", "dtype"), [("cublaslt", "fp8_e4m3fn"), ("hipblaslt", "fp8_e4m3fnuz")], indirect=["lt"])
 PLAIN = Shape("a16w16", 4, 48, 64)
-BIASED = Shape("a16w16", 5, 48, 64, epilogue="bias")
 #: Solutions of the fake hipBLASLt: correct, failing launch, unlisted.
 RIGHT, FAILS, UNLISTED = "sol1003_v100200_fake0001", "sol1017_v100200_fake0001", "sol9999_v100200_fake0001"
 #: Solution of the fake cuBLASLt with K split in two.
@@ -164,22 +163,6 @@ def test_scales_of_fp8_in_a16w16(lt: Any, harness: Any, dtype: str) -> None:
 
 
 @nvidia
-def test_bias_after_the_product(lt: Any, harness: Any) -> None:
-    """The suffix `after` adds the bias in a second step."""
-    assert not harness.make_case(BIASED).launch_fault(harness.bind(lt, f"{harness.FIRST}_after", BIASED))
-    assert launch.make_problem(BIASED, bias_after=True).bias_dtype == ""
-    assert launch.make_problem(BIASED).bias_dtype == "bf16"
-
-
-@both
-def test_a_launcher_serves_many_operands(lt: Any, harness: Any) -> None:
-    """A call leaves nothing behind for the next one with other operands."""
-    launcher = harness.bind(lt, harness.FIRST, BIASED)
-    for seed in range(4):
-        assert not harness.make_case(BIASED, seed).launch_fault(launcher)
-
-
-@nvidia
 def test_the_workspace_is_as_stated(lt: Any, harness: Any) -> None:
     """A launcher states its workspace and uses that much."""
     shape = attrs.evolve(PLAIN, k=512)
@@ -278,13 +261,6 @@ def test_misaligned_operands(lt: Any, harness: Any) -> None:
     x, *rest = harness.make_case(shape).operands
     with pytest.raises(LaunchError, match="NOT_SUPPORTED"):
         harness.bind(lt, harness.FIRST, shape).call(harness.padded(x, 8), *rest)
-
-
-@both
-def test_more_than_two_to_the_31_elements(lt: Any, harness: Any) -> None:
-    """Sizes whose product exceeds 32 bits bind."""
-    for shape in (Shape("a16w16", 1 << 20, 4096, 64), Shape("batched_bf16", 4096, 4096, 64, extra={"B": 512})):
-        assert lt.bind(Solution(lt.hooks.abi.libtype, harness.FIRST), shape, harness.CPU)
 
 
 @amd

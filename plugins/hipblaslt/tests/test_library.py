@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +13,10 @@ from typing import Any
 import attrs
 import pytest
 import tunedgemm_hipblaslt
-from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported
+from tunedgemm.plugin import PluginError, Shape
 from tunedgemm_hipblaslt import descriptors, launch
 from tunedgemm_hipblaslt.abi import CUBLASLT, HIPBLASLT, Abi
-from tunedgemm_hipblaslt.descriptors import ProblemDescriptors
-from tunedgemm_hipblaslt.library import StatusError, bind_functions, library_handle, load_library, revision, version
-from tunedgemm_hipblaslt.limits import make_problem
+from tunedgemm_hipblaslt.library import StatusError, bind_functions, load_library, revision, version
 
 both = pytest.mark.parametrize("abi", [CUBLASLT, HIPBLASLT], ids=lambda abi: abi.libtype)
 SHAPE = Shape("a16w16", 5, 48, 64, epilogue="bias")
@@ -66,29 +61,6 @@ def test_no_library() -> None:
         load_library(abi)
 
 
-PROCESS = """
-import ctypes, sys
-import attrs
-from tunedgemm_hipblaslt.abi import CUBLASLT
-from tunedgemm_hipblaslt.library import load_library
-abi = attrs.evolve(CUBLASLT, libraries=("libcublasLtOfMine.so.13", "libcublasLtOfMine.so"))
-ctypes.CDLL(sys.argv[1])
-assert load_library(abi).path == sys.argv[1]
-assert load_library(abi) is load_library(abi)
-"""
-
-
-def test_the_mapped_file_is_used(fake_library: Callable[[str], Path], tmp_path: Path) -> None:
-    """The file mapped by the process is used before the one that the loader would find."""
-    mapped, other = tmp_path / "a folder" / "libcublasLtOfMine.so.13.1", tmp_path / "other" / "libcublasLtOfMine.so.13"
-    for file in (mapped, other):
-        file.parent.mkdir()
-        shutil.copy(fake_library("cublaslt"), file)
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(other.parent)}
-    done = subprocess.run([sys.executable, "-c", PROCESS, str(mapped)], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize(
     ("abi", "number", "text", "expected"),
     [
@@ -116,22 +88,6 @@ def test_a_library_without_a_revision(copy: Callable[[Abi], Any], monkeypatch: p
     """A build without a revision has the revision unknown, so that names parse."""
     monkeypatch.setenv("FAKE_LT_REVISION", " ")
     assert revision(copy(HIPBLASLT), -1) == "unknown"
-
-
-@both
-def test_objects_die_with_their_owner(abi: Abi, copy: Callable[[Abi], Any]) -> None:
-    """A descriptor and its layouts are destroyed with their owner; one handle is kept."""
-    library = copy(abi)
-    assert count_live(library) == 0
-    first, second = (ProblemDescriptors(library, make_problem(SHAPE), -1) for _ in range(2))
-    assert count_live(library) == 1 + 2 * 4
-    assert first.heuristic_results(8, abi.workspace)
-    assert count_live(library) == 1 + 2 * 4, "the preference is destroyed"
-    del first
-    assert count_live(library) == 1 + 4
-    del second
-    assert count_live(library) == 1
-    assert library_handle(library, -1) is library_handle(library, -1)
 
 
 @both
@@ -171,22 +127,6 @@ def test_a_refused_attribute_names_function_and_status(abi: Abi, copy: Callable[
 
 
 @both
-def test_absent_devices_need_no_library(abi: Abi) -> None:
-    """For an absent device no library is loaded; its one solution does not bind."""
-
-    def load(_: Abi) -> Any:
-        raise AssertionError("an absent device must not load a library")
-
-    lt = tunedgemm_hipblaslt.backend_of(abi, load=load)
-    device = Device("sm_90", 132, "nvidia-h200") if abi is CUBLASLT else Device("gfx942", 304, "amd-instinct-mi300x")
-    assert list(lt.solutions(SHAPE, device)) == [Solution(abi.libtype, "heuristic")]
-    assert isinstance(lt.bind(Solution(abi.libtype, "heuristic"), SHAPE, device), Unsupported)
-    assert list(lt.refine(Solution(abi.libtype, "heuristic"), SHAPE, device)) == []
-    assert lt.library_version(device) == ""
-    lt.heuristic_fallback(SHAPE, device)
-
-
-@both
 def test_listing_from_many_threads(abi: Abi, copy: Callable[[Abi], Any], harness: Any) -> None:
     """Concurrent threads list the same solutions of one shape."""
     library = copy(abi)
@@ -204,10 +144,3 @@ def test_listing_from_many_threads(abi: Abi, copy: Callable[[Abi], Any], harness
     assert len(lists) == 8
     assert all(solutions == lists[0] for solutions in lists)
     assert lists[0]
-
-
-def test_importing_loads_no_library() -> None:
-    """Importing the plugin loads neither torch nor a library."""
-    code = "import sys, tunedgemm_hipblaslt; assert not {'torch', 'tunedgemm_hipblaslt.launch'} & set(sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

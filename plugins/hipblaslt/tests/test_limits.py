@@ -8,7 +8,7 @@ import attrs
 import pytest
 from tunedgemm.plugin import Device, Launcher, Shape, Solution
 from tunedgemm_hipblaslt.abi import CUBLASLT, HIPBLASLT
-from tunedgemm_hipblaslt.limits import SHUFFLED_LAYOUT, Matrix, Problem, is_quantised, make_problem, supported_ops, unsupported
+from tunedgemm_hipblaslt.limits import SHUFFLED_LAYOUT, Problem, is_quantised, make_problem, supported_ops, unsupported
 
 H200, A100, L40, B200 = Device("sm_90", 132, "nvidia-h200"), Device("sm_80", 108), Device("sm_89", 142), Device("sm_100", 148)
 MI300, MI350, MI250 = Device("gfx942", 304), Device("gfx950", 256), Device("gfx90a", 104)
@@ -117,13 +117,6 @@ def test_the_library_agrees(lt: Any, harness: Any) -> None:
     assert not faults
 
 
-def test_a_linear_layer() -> None:
-    """A is the transposed weight as stored, B is x, D is the output."""
-    problem = make_problem(PLAIN)
-    assert problem == Problem(a=Matrix("bf16", 64, 48, 64, 3072), b=Matrix("bf16", 64, 5, 64, 320), d=Matrix("bf16", 48, 5, 48, 240))
-    assert problem.sizes == (48, 5, 64)
-
-
 def test_bias_placement() -> None:
     """The bias is added in the epilogue where the library can, else after the product."""
     cases = [
@@ -163,28 +156,6 @@ def test_scale_placement() -> None:
         got = (problem.a_scale, problem.b_scale), problem.d.dtype, problem.compute, problem.remainder
         faults += [(shape, got)] if got != (scales, dtype, compute, remainder) else []
     assert not faults
-
-
-def test_rows_of_block_scales_are_multiples_of_four() -> None:
-    """x is padded to a multiple of four rows for block scales alone."""
-    for m, rows in ((1, 4), (3, 4), (4, 4), (5, 8)):
-        problem = make_problem(attrs.evolve(BLOCKS, m=m))
-        assert (problem.b.columns, problem.d.columns, problem.sizes) == (rows, rows, (48, rows, 64))
-        assert make_problem(attrs.evolve(FN, m=m)).b.columns == m
-
-
-def test_batch_strides() -> None:
-    """The matrices of a batch are contiguous; other ops have a batch of one."""
-    problem = make_problem(BATCHED)
-    assert (problem.batch, problem.a.stride, problem.b.stride, problem.d.stride) == (3, 48 * 64, 5 * 64, 5 * 48)
-    assert make_problem(PLAIN).batch == 1
-
-
-def test_shuffled_orders() -> None:
-    """Only A is shuffled, in the order of its element size."""
-    for dtype, order in (("bf16", "shuffled16"), ("fp16", "shuffled16"), ("fp8_e4m3fnuz", "shuffled8")):
-        problem = make_problem(attrs.evolve(SHUFFLED, dtype=dtype))
-        assert (problem.a.order, problem.b.order, problem.d.order) == (order, "col", "col")
 
 
 def test_values_of_a_problem() -> None:

@@ -10,7 +10,6 @@ import subprocess
 import sysconfig
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -63,25 +62,6 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
         pytest.skip("the C extension was not built")
     monkeypatch.setattr(native, "_extension", native._extension if request.param == "extension" else None)
     return request.param
-
-
-@both
-def test_threads_that_share_launchers(lt: Any, harness: Any, implementation: str) -> None:
-    """Threads that share launchers each get the results of their bias and scales."""
-    shape = Shape("a8w8", 5, 48, 512, dtype=FP8[lt.hooks.abi.libtype], outdtype="bf16", scale="row", **BIAS)
-    split = "id66_tile20_stages15_reduce2_swizzle0_option0_inner0_cluster0", 2
-    second = split if lt.hooks.abi.libtype == "cublaslt" else (WITH_WORKSPACE, 0)
-    launchers = [harness.bind(lt, harness.FIRST, shape), harness.bind(lt, second[0], shape, second[1])]
-    assert launchers[1].workspace_bytes > 0
-    cases = [harness.make_case(shape, seed) for seed in range(8)]
-    start = threading.Barrier(len(cases))
-
-    def work(case: Any) -> list[str]:
-        start.wait(timeout=300)
-        return [case.output_fault(launchers[turn % 2].call(*case.operands)) for turn in range(40)]
-
-    with ThreadPoolExecutor(len(cases)) as pool:
-        assert {fault for faults in pool.map(work, cases) for fault in faults} == {""}
 
 
 @both

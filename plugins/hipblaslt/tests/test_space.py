@@ -10,7 +10,7 @@ import pytest
 from tunedgemm.plugin import Backend, Device, Launcher, Shape, Solution
 from tunedgemm_hipblaslt import launch
 from tunedgemm_hipblaslt.descriptors import Capabilities, HeuristicResult, ProblemDescriptors, locked_descriptors
-from tunedgemm_hipblaslt.limits import SHUFFLED_LAYOUT, make_problem
+from tunedgemm_hipblaslt.limits import make_problem
 from tunedgemm_hipblaslt.names import KernelConfig, clusters, parse_name, tiles
 from tunedgemm_hipblaslt.space import (
     allows_fast_accum,
@@ -33,16 +33,6 @@ RESULTS = [
     ("id66_tile20_stages15_reduce2", 2), ("id71_tile20_stages35_reduce0", 1), ("id71_tile23_stages35_reduce0", 1),
     ("id66_tile20_stages15_reduce2", 4), ("id21_tile20_stages8_reduce0", 1),
 ]  # fmt: skip
-LISTED = {
-    "cublaslt": [PLAIN, BIASED, FP8, attrs.evolve(FP8, epilogue="bias", bias_dtype="bf16"), attrs.evolve(FP8, dtype="int8")],
-    "hipblaslt": [
-        PLAIN,
-        BIASED,
-        attrs.evolve(FP8, dtype="fp8_e4m3fnuz"),
-        attrs.evolve(FP8, dtype="int8"),
-        attrs.evolve(PLAIN, layout=SHUFFLED_LAYOUT),
-    ],
-}
 
 SEARCHED = Shape("a16w16", 200, 256, 512)
 START = KernelConfig(66, tile=20, stages=15)
@@ -82,15 +72,6 @@ def test_all_indices_are_listed(lt: Backend, harness: Any) -> None:
     assert 1022 in indices
     assert [solution.kernel_name for solution in listed] == [f"sol{index}_v100200_fake0001" for index in indices]
     assert {solution.split_k for solution in listed} == {0}
-
-
-@both
-def test_the_order_is_stable(lt: Backend, harness: Any, fake_library: Any) -> None:
-    """A second call and a second backend over the same library list the same order."""
-    for shape in (PLAIN, BIASED):
-        listed = enumerate_listed(lt, harness, shape)
-        assert enumerate_listed(lt, harness, shape) == listed
-        assert enumerate_listed(harness.make_backend(fake_library(lt.hooks.abi.libtype), lt.hooks.abi.libtype), harness, shape) == listed
 
 
 @both
@@ -147,18 +128,6 @@ def test_where_accumulators_may_be_fast(backends: dict[str, Backend]) -> None:
         if allows_fast_accum(cublaslt, shape, Device(gfx, 132)) is not fast or allows_fast_accum(hipblaslt, shape, Device(gfx, 132))
     ]
     assert not faults
-
-
-@both
-def test_listed_solutions_bind(lt: Backend, harness: Any) -> None:
-    """Each listed solution binds from its identity alone, and its name is read as written."""
-    for shape in LISTED[lt.hooks.abi.libtype]:
-        listed = enumerate_listed(lt, harness, shape)
-        assert len(listed) > 5
-        for solution in listed:
-            identity = Solution(solution.libtype, solution.kernel_name, solution.split_k)
-            assert isinstance(lt.bind(identity, shape, harness.CPU), Launcher), solution
-            assert str(parse_name(solution.kernel_name, solution.split_k)) == solution.kernel_name
 
 
 @both
@@ -366,16 +335,6 @@ def test_solutions_without_neighbours(backends: dict[str, Backend], harness: Any
     for libtype, names in (("cublaslt", ("heuristic", "nonsense", index)), ("hipblaslt", (index, config))):
         for name in names:
             assert list(backends[libtype].refine(Solution(libtype, name), SEARCHED, harness.CPU)) == []
-
-
-@nvidia
-def test_neighbours_keep_suffixes(lt: Any, harness: Any) -> None:
-    """The neighbours of a solution with the bias after the product add it there, too."""
-    shape = attrs.evolve(SEARCHED, epilogue="bias", bias_dtype="bf16")
-    after = next(solution for solution in enumerate_listed(lt, harness, shape) if solution.kernel_name.endswith("_after"))
-    neighbours = list(lt.refine(after, shape, harness.CPU))
-    assert neighbours
-    assert all(solution.kernel_name.endswith("_after") for solution in neighbours)
 
 
 @nvidia

@@ -138,14 +138,3 @@ def test_cublaslts_row_is_dispatched(run: Run, cublaslt_folder: tuple[Path, dict
     done = run("-c", DISPATCH, str(folder / "tuned.csv"))
     assert done.returncode == 0, done.stderr
     assert f"fakecu:{row['kernelName']}" in done.stdout.splitlines()[1]
-
-
-@pytest.mark.slow
-def test_stale_rows_are_redone(run: Run, hipblaslt_folder: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
-    """--stale tunes a row of another version of hipBLASLt again."""
-    folder, _ = hipblaslt_folder
-    (tmp_path / "tuned.csv").write_text((folder / "tuned.csv").read_text())
-    few = ("--candidates", "3")  # none of so few leaves its bias to an add of the core's
-    row = tune(run, tmp_path, "fakehip", "--stale", *few, bias=True, FAKE_LT_VERSION="100300", FAKE_LT_REVISION="fake0002")
-    assert re.fullmatch(r"sol\d+_v100300_fake0002(_after)?", row["kernelName"])
-    assert row["libver"] == "fakehip 100300 fake0002"

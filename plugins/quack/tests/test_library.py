@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -182,21 +181,6 @@ def test_an_untrusted_cache_is_off(install: Install, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(library, "private_folder", refuse)
     quack.hooks.load()
     assert sys.modules["quack.cache"].CACHE_ENABLED is False
-
-
-def test_listing_imports_no_quack(install: Install) -> None:
-    """A process that lists, asks and looks up versions imports neither QuACK nor torch."""
-    folder = install(gemm="raise AssertionError('imported')")
-    code = (
-        "import sys\nfrom tunedgemm.plugin import Device, Shape\nfrom tunedgemm_quack import quack\n"
-        "shape, device = Shape('a16w16', 16, 1280, 8192), Device('sm_90', 132)\n"
-        "assert quack.refusal(shape, device) is None and list(quack.solutions(shape, device))\n"
-        "assert quack.library_version(device) == 'quack 0.6.5 cutlass-dsl 4.8.1'\n"
-        "assert not {'torch', 'quack', 'cutlass', 'tvm_ffi'} & set(sys.modules), sorted(sys.modules)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)])}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture

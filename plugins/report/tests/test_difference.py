@@ -24,13 +24,6 @@ def test_two_tables_of_one_op_are_two_sides(table):
     assert difference(second, first).counts["slower"] == 2
 
 
-def test_against_names_the_earlier_files(table, log):
-    """Compare sides of several files each."""
-    first, second = read_sides([table("b.csv", scale=0.5)], [table("a.csv"), log(name="a.jsonl")])
-
-    assert first.timings == 6 and difference(first, second).counts["faster"] == 2
-
-
 def test_noise_makes_no_change(log):
     """Count a change within the noise of both as equal."""
     noisy = {WIDE: [attrs.evolve(timing, us=timing.us * 1.025, noise=0.05) for timing in TRIALS[WIDE][:3]]}

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -143,29 +142,6 @@ def test_a_code_object_is_cached(skinny: Any, empty: Path, monkeypatch: pytest.M
 
 
 @both
-def test_a_damaged_file_is_compiled_again(skinny: Any, empty: Path) -> None:
-    """A changed or truncated cache file is compiled again."""
-    build = attrs.evolve(BUILD, gfx=skinny.host.gfx)
-    first = code(build, compiler(skinny))
-    [file] = stored(empty)
-    whole = file.read_bytes()
-    for damaged in (whole[:-1], whole[:100], b"", whole[:500] + b"?" + whole[501:]):
-        file.write_bytes(damaged)
-        assert len(code(build, compiler(skinny))) == len(first)
-    assert counted(empty) == 5
-
-
-@both
-def test_a_cache_that_cannot_be_written(skinny: Any, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A code object stays in the process where the cache cannot be written."""
-    (empty / "file").write_text("no folder")
-    monkeypatch.setenv("TUNEDGEMM_CACHE", str(empty / "file" / "cache"))
-    build = build_of(Rows(2, 2, 1, 1), 1, Shape("a16w16", 1, 8, 64), skinny.host.gfx)
-    assert code(build, compiler(skinny)) == code(build, compiler(skinny))
-    assert counted(empty) == 1
-
-
-@both
 def test_a_compile_error_names_kernel_architecture_and_first_lines(skinny: Any, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler's own words come through, nothing is kept, and the next try compiles."""
     build = attrs.evolve(BUILD, gfx=skinny.host.gfx)
@@ -213,19 +189,6 @@ def test_two_processes_compile_at_once(fake: ModuleType, backends: dict[str, Any
     assert len(stored(empty)) == 1
     assert len(code(BUILD, compiler(backends["nvidia"]))) == sizes[0] == sizes[1]
     assert counted(empty) == 2
-
-
-def test_threads_compile_at_once(backends: dict[str, Any], empty: Path) -> None:
-    """Eight threads get one build, whole."""
-    sizes: list[int] = []
-    threads = [threading.Thread(target=lambda: sizes.append(len(code(BUILD, compiler(backends["nvidia"]))))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(sizes) == 8
-    assert len(set(sizes)) == 1
-    assert len(stored(empty)) == 1
 
 
 @both

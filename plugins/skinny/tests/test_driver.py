@@ -60,20 +60,6 @@ def code_of(skinny: Any, kernel: Rows = KERNEL) -> bytes:
 
 
 @both
-def test_a_code_object_is_loaded_once(skinny: Any, over: ModuleType) -> None:
-    """A code object is loaded once per device."""
-    driver, counts = driver_of(skinny), over.native(skinny)
-    prefix = "cu" if skinny.host.kind == "nvidia" else "hip"
-    first = load_kernel(driver, code_of(skinny), ENTRY, -1)
-    loads = counts.fake_calls(f"{prefix}ModuleLoadData".encode())
-    assert load_kernel(driver, code_of(skinny), ENTRY, -1) is first
-    assert counts.fake_calls(f"{prefix}ModuleLoadData".encode()) == loads
-    other = load_kernel(driver, code_of(skinny, Rows(2, 1, 1, 1)), ENTRY, -1)
-    assert other.function.address != first.function.address
-    assert counts.fake_calls(f"{prefix}ModuleLoadData".encode()) == loads + 1
-
-
-@both
 def test_a_function_has_its_attributes(skinny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loaded function has its registers, spilled bytes and most threads.
 
@@ -117,12 +103,3 @@ def test_code_of_the_other_vendor_is_refused(backends: dict[str, Any]) -> None:
     """A code object of AMD does not load on NVIDIA."""
     with pytest.raises(LaunchError, match="no kernel image is available"):
         load_kernel(driver_of(backends["nvidia"]), code_of(backends["amd"]), ENTRY, -1)
-
-
-@both
-def test_every_status_has_a_text(skinny: Any) -> None:
-    """Known statuses have the driver's text, unknown ones their number."""
-    driver = driver_of(skinny)
-    assert driver.text(0) == "no error"
-    assert driver.text(700) == "an illegal memory access was encountered"
-    assert driver.text(123456) in ("status 123456", "unknown error")

@@ -7,8 +7,6 @@ from tunedgemm.plugin import Device, Shape
 from tunedgemm_skinny import skinny
 
 MI300, H200 = Device("gfx942", 304), Device("sm_90", 132)
-#: Hoppers with other counts of multiprocessors, or of a product that nothing is known of.
-UNMEASURED = (Device("sm_90", 78, "nvidia-h20"), Device("sm_90", 114, "nvidia-h100-pcie"), Device("sm_90", 132, "nvidia-unknown"))
 
 #: (M, N, K), and whether AITER's rule takes it on 304 units.
 CASES = [
@@ -93,12 +91,3 @@ def test_weights_that_torch_rewrites_in_each_call(m: int) -> None:
             assert skinny.heuristic_fallback(shape, device) == next(iter(skinny.solutions(shape, device)))
         assert skinny.heuristic_fallback(shape, MI300) is None
     assert skinny.heuristic_fallback(Shape("a16w4_blockscale", 65, 2112, 7168, dtype="bf16", **fields), H200) is None
-
-
-@pytest.mark.parametrize("device", UNMEASURED, ids=str)
-def test_devices_of_an_unmeasured_class_are_left_to_torch(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
-    """Other counts of multiprocessors and unknown products get a kernel if the user lists libtypes."""
-    monkeypatch.delenv("TUNEDGEMM_FALLBACK", raising=False)
-    assert skinny.heuristic_fallback(Shape("a16w16", 1, 8192, 8192), device) is None
-    monkeypatch.setenv("TUNEDGEMM_FALLBACK", "skinny")
-    assert skinny.heuristic_fallback(Shape("a16w16", 1, 8192, 8192), device)

@@ -90,13 +90,6 @@ def test_other_ops(skinny: Any, over: ModuleType) -> None:
     assert not faults
 
 
-@both
-def test_many_rows(skinny: Any, over: ModuleType) -> None:
-    """Matrix instructions serve up to 64 rows, in whole instructions and with padding."""
-    for m in (9, 64):
-        assert not over.fault(skinny, Shape("a16w16", m, 50, 72, epilogue="bias"), Tiles(2, 2, 2, 1).name)
-
-
 def test_rings(backends: dict[str, Any], over: ModuleType) -> None:
     """A weight through a ring of stages gives the same output; AMD refuses rings."""
     shape = Shape("a16w16", 3, 20, 700, epilogue="bias")
@@ -121,57 +114,6 @@ def test_splits_reset_their_counters(skinny: Any, over: ModuleType, kernel: Kern
 
 
 @both
-@families
-def test_any_order_gives_the_same_bits(skinny: Any, over: ModuleType, kernel: KernelConfig) -> None:
-    """Thirty orders of blocks and threads give the same bits, split or not."""
-    k, splits = splitting(kernel, skinny)
-    shape, native = Shape("a16w16", 2, 19, k, outdtype="fp32"), over.native(skinny)
-    case = over.case(shape)
-    for number in (0, splits):
-        launcher = over.bound(skinny, kernel.name, shape, number)
-        first = launcher.call(*case.plain)
-        for seed in range(30):
-            native.fake_seed(seed)
-            assert torch.equal(launcher.call(*case.plain), first)
-    native.fake_seed(1)
-
-
-@both
-@families
-def test_a_row_has_the_same_bits_alone_as_among_others(skinny: Any, over: ModuleType, kernel: KernelConfig) -> None:
-    """A row has the same bits alone as among others."""
-    k, splits = splitting(kernel, skinny)
-    wide = Shape("a16w16", 8, 19, k, outdtype="fp32")
-    x, weight = over.case(wide).plain
-    for number in (0, splits):
-        among = over.bound(skinny, kernel.name, wide, number).call(x, weight)
-        for m in (1, 3, 7):
-            alone = over.bound(skinny, kernel.name, attrs.evolve(wide, m=m), number).call(x[:m].contiguous(), weight)
-            assert torch.equal(alone, among[:m])
-
-
-@both
-@families
-def test_eight_threads_share_launchers(skinny: Any, over: ModuleType, kernel: KernelConfig) -> None:
-    """Eight threads share launchers, and each gets its own results."""
-    k, splits = splitting(kernel, skinny)
-    shape = Shape("a16w16", 2, 19, k, epilogue="bias")
-    launchers = [over.bound(skinny, kernel.name, shape, number) for number in (0, splits)]
-    cases, start, wrong = [over.case(shape, seed) for seed in range(8)], threading.Barrier(8), []
-
-    def work(case: Any) -> None:
-        start.wait(timeout=60)
-        wrong.extend(case.wrong(launchers[turn % 2].call(*case.plain)) for turn in range(6))
-
-    threads = [threading.Thread(target=work, args=(case,)) for case in cases]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert set(wrong) == {""}
-
-
-@both
 def test_threads_bind_at_the_same_time(skinny: Any, over: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight threads that compile and load one kernel concurrently all get a working launcher."""
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path))
@@ -183,60 +125,6 @@ def test_threads_bind_at_the_same_time(skinny: Any, over: ModuleType, tmp_path: 
     for thread in threads:
         thread.join()
     assert faults == [""] * 8
-
-
-@both
-@families
-def test_operands_at_an_offset(skinny: Any, over: ModuleType, kernel: KernelConfig) -> None:
-    """Operands need 16-byte alignment only; x may have three dimensions."""
-    shape = Shape("a16w16", 4, 23, 88, epilogue="bias")
-    case = over.case(shape)
-
-    def at_offset(operand: torch.Tensor) -> torch.Tensor:
-        buffer = torch.full((operand.nbytes + 256,), 0xFF, dtype=torch.uint8)
-        start = 64 + -buffer.data_ptr() % 64 + 16
-        return buffer[start : start + operand.nbytes].view(operand.dtype).view(operand.shape).copy_(operand)
-
-    x, weight, bias = map(at_offset, case.plain)
-    assert x.data_ptr() % 32 == 16
-    launcher = over.bound(skinny, kernel.name, shape)
-    assert not attrs.evolve(case, plain=(x, weight, bias)).launched(launcher)
-    out = launcher.call(x.view(2, 2, 88), weight, bias)
-    assert out.shape == (2, 2, 23)
-    assert not case.wrong(out.view(4, 23))
-
-
-@both
-@families
-@pytest.mark.cases("splits", [0, 3])
-def test_infinities_and_nans_match_torch(skinny: Any, over: ModuleType, kernel: KernelConfig, splits: int) -> None:
-    """An infinity or a NaN reaches the same outputs as in torch."""
-    k, _ = splitting(kernel, skinny)
-    shape = Shape("a16w16", 4, 21, k, epilogue="bias")
-    x, weight, bias = (operand.abs() + 0.5 for operand in over.case(shape).plain)
-    x[1, 3], x[2, k - 1], weight[5, 1], weight[20, k - 2], bias[7] = torch.inf, torch.nan, -torch.inf, torch.nan, torch.inf
-    out = over.bound(skinny, kernel.name, shape, splits).call(x, weight, bias).float()
-    wanted = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
-    for kind in (torch.isnan, torch.isposinf, torch.isneginf):
-        assert torch.equal(kind(out), kind(wanted))
-
-
-@both
-@families
-@pytest.mark.cases("dtype", ["bf16", "fp16"])
-def test_subnormals(skinny: Any, over: ModuleType, kernel: KernelConfig, dtype: str) -> None:
-    """Subnormal operands and outputs are not flushed to zero."""
-    shape = Shape("a16w16", 2, 16, 32, dtype=dtype, outdtype=dtype)
-    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
-    tiny = torch.finfo(kind).smallest_normal
-    x, weight = torch.zeros(2, 32, dtype=kind), torch.zeros(16, 32, dtype=kind)
-    x[0, :4], x[1, :4], weight[:, :4] = tiny / 8, 0.5, torch.tensor([1, 2, 0.5, 4.0], dtype=kind)
-    weight[3, :4] = tiny / 4
-    out = over.bound(skinny, kernel.name, shape).call(x, weight)
-    wanted = torch.nn.functional.linear(x.double(), weight.double()).to(kind)
-    assert torch.equal(out, wanted)
-    assert 0 < float(out[0, 0]) < tiny
-    assert 0 < float(out[1, 3]) < tiny
 
 
 @both

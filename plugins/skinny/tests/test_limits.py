@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from tunedgemm.plugin import Device, Shape, Unsupported
+from tunedgemm.plugin import Device, Shape
 from tunedgemm.tools.launching import ARCHITECTURES
-from tunedgemm_skinny import Skinny, skinny
+from tunedgemm_skinny import skinny
 from tunedgemm_skinny.limits import TILED, UNTILED, unsupported
 
 PLAIN = Shape("a16w16", 4, 48, 64)
@@ -100,18 +100,3 @@ def test_unsupported_shapes_have_a_reason(device: Device, shape: Shape, reason: 
     """An unsupported shape has a reason with the wrong value."""
     answer = unsupported(shape, device)
     assert answer and reason in answer
-
-
-def test_absent_devices_need_no_library() -> None:
-    """Solutions of an absent device are listed without a library, and none binds."""
-
-    def load(_: object) -> object:
-        raise AssertionError("it must not be loaded")
-
-    backend = attrs.evolve(skinny, hooks=Skinny(compiler=load, driver=load))  # type: ignore[arg-type]
-    first = next(iter(backend.solutions(PLAIN, H200)))
-    assert list(backend.refine(first, PLAIN, H200))
-    answer = backend.bind(first, PLAIN, H200)
-    assert isinstance(answer, Unsupported)
-    assert "device: not present (got " in answer.reason
-    assert backend.library_version(H200) == ""

@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import re
-from itertools import product
 from pathlib import Path
 
-import attrs
 import pytest
 import tunedgemm_skinny
 from tunedgemm.plugin import PluginError
-from tunedgemm_skinny.names import EXAMPLES, FAMILIES, MAX_WARPS, REVISION, KernelConfig, Rows, Tiles, Wgmma, parse_name
+from tunedgemm_skinny.names import EXAMPLES, REVISION, Rows, Tiles, Wgmma, parse_name
 
 KERNELS = Path(tunedgemm_skinny.__file__).with_name("kernels")
-
-
-def _all_kernels(family: type[KernelConfig]) -> list[KernelConfig]:
-    ladders = [field.metadata["ladder"] for field in attrs.fields(family)]
-    names = [field.name for field in attrs.fields(family)]
-    kernels = []
-    for values in product(*ladders):
-        with contextlib.suppress(PluginError):  # too many warps of a block
-            kernels.append(family(**dict(zip(names, values, strict=True))))
-    return kernels
-
-
-@pytest.mark.cases("family", FAMILIES)
-def test_every_kernel_has_a_unique_name(family: type[KernelConfig]) -> None:
-    """A name alone rebuilds all parameters, and no two kernels share one."""
-    kernels = _all_kernels(family)
-    assert len(kernels) > 200
-    assert all(kernel.warps <= MAX_WARPS for kernel in kernels)
-    assert [parse_name(kernel.name) for kernel in kernels] == kernels
-    assert len({kernel.name for kernel in kernels}) == len(kernels)
 
 
 def test_names_are_as_documented() -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import os
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -171,44 +169,6 @@ def test_the_search_does_not_load_torch() -> None:
     """Torch's version is read without a load of torch, which takes seconds."""
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True)
     assert done.stdout.split() == ["False", "True", "True"], done.stderr
-
-
-PROCESS = """
-import ctypes, sys
-import attrs
-from tunedgemm_skinny.rtc import NVRTC, loaded
-mine = attrs.evolve(NVRTC, libraries=("libnvrtcOfMine.so.13", "libnvrtcOfMine.so"), packages=())
-ctypes.CDLL(sys.argv[1])
-assert loaded(mine).path == sys.argv[1], loaded(mine).path
-assert loaded(mine) is loaded(mine)
-"""
-
-
-def test_a_mapped_file_comes_first(fake: ModuleType, tmp_path: Path) -> None:
-    """A library already in the process is used before the one that the system's loader finds."""
-    mapped, other = tmp_path / "a folder" / "libnvrtcOfMine.so.13.1", tmp_path / "found" / "libnvrtcOfMine.so.13"
-    for file in (mapped, other):
-        file.parent.mkdir()
-        shutil.copy(fake.build("nvrtc"), file)
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(other.parent)}
-    done = subprocess.run([sys.executable, "-c", PROCESS, str(mapped)], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-
-
-@both
-def test_threads_compile_at_the_same_time(compiler: Compiler, interface: Interface, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four threads compile concurrently, and each gets its own program."""
-    codes: dict[int, bytes] = {}
-
-    def work(number: int) -> None:
-        codes[number] = compiler.compile(f'{SOURCE}extern const char name[] = "number {number} of many";', "p.cpp", options(interface))
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(f"number {number} of many".encode() in codes[number] for number in range(4))
 
 
 @both

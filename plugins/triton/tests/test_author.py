@@ -4,9 +4,7 @@ crashing kernels.
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -89,33 +87,6 @@ def test_failing_configurations_are_counted(package: Path) -> None:
     assert "2 wrong" in output
     assert "2 out_of_resources" in output
     assert "2 crashed" in output
-
-
-@pytest.mark.nightly
-def test_a_stopped_run_resumes(package: Path) -> None:
-    """A signal after the first shape keeps its times; the same command then writes all files."""
-    (package / "space.json").write_text('{"KIND": ["slow", "quick"], "BLOCK": [1]}')
-    words = (*WORDS, "--search-space", "space.json")
-    process = _start(package, *words)
-    assert process.stdout is not None
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if line.startswith("1/2"):
-            process.send_signal(signal.SIGTERM)
-            break
-    rest, _ = process.communicate(timeout=300)
-    assert process.returncode == 143, "".join(lines) + rest
-    assert "run the same command to resume" in rest
-
-    code, again = _run(package, *words)
-
-    assert code == 0, again
-    assert len(list((package / "home" / "triton" / "gemm").glob("*.json"))) == 3
-    trials = next((package / "home" / "triton" / "gemm" / "tuning").glob("*.trials.jsonl")).read_text().splitlines()
-    done = [line for line in map(json.loads, trials) if line["kind"] == "shape"]
-    assert len(done) == 2
-    assert len({json.dumps(line["shape"], sort_keys=True) for line in done}) == 2
 
 
 @pytest.mark.slow

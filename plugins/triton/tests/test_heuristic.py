@@ -14,8 +14,6 @@ from tunedgemm.testing.replay import read_times
 
 H200 = Device("sm_90", 132, "nvidia-h200")
 RESULTS = Path(__file__).parents[3] / "benchmarks/results"
-#: Hoppers with other counts of multiprocessors, or of a product that nothing is known of.
-UNMEASURED = (Device("sm_90", 78, "nvidia-h20"), Device("sm_90", 114, "nvidia-h100-pcie"), Device("sm_90", 132, "nvidia-unknown"))
 ONE_ROW = Shape("a16w16", 1, 6144, 4096)
 TWO_ROWS = attrs.evolve(ONE_ROW, m=2)
 FP8 = Shape("a8w8", 1, 6144, 4096, "fp8_e4m3fn", "bf16", scale="row")
@@ -80,12 +78,3 @@ def test_other_calls_of_8_bits_are_left_to_others(change: dict[str, Any]) -> Non
 def test_other_devices_get_no_kernel(gfx: str) -> None:
     """The gain was measured on Hopper alone."""
     assert tunedgemm_triton.triton.heuristic_fallback(ONE_ROW, Device(gfx, 132)) is None
-
-
-@pytest.mark.parametrize("device", UNMEASURED, ids=str)
-def test_devices_of_an_unmeasured_class_are_left_to_torch(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
-    """Other counts of multiprocessors and unknown products get a kernel if the user lists libtypes."""
-    monkeypatch.delenv("TUNEDGEMM_FALLBACK", raising=False)
-    assert tunedgemm_triton.triton.heuristic_fallback(ONE_ROW, device) is None
-    monkeypatch.setenv("TUNEDGEMM_FALLBACK", "triton")
-    assert tunedgemm_triton.triton.heuristic_fallback(ONE_ROW, device)

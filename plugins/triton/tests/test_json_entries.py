@@ -167,12 +167,6 @@ def test_a_kernel_of_another_op_is_named() -> None:
             entries.parse_entry({**PLAIN, "kernel": kernel}, op)
 
 
-def test_a_missing_size_is_named() -> None:
-    """A tile has no default."""
-    with pytest.raises(UserError, match="BLOCK_SIZE_N is missing"):
-        entries.parse_entry({"BLOCK_SIZE_M": 64, "BLOCK_SIZE_K": 64}, "a16w16")
-
-
 def test_an_unfit_entry_has_a_reason() -> None:
     """A step over several blocks of scales is refused."""
     solution, notes = entries.solution_of({**PLAIN, "BLOCK_SIZE_K": 256}, BLOCKS, MI300X)

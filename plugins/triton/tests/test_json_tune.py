@@ -189,19 +189,6 @@ def test_an_interrupted_run_resumes(tmp_path: Path) -> None:
         assert (tmp_path / "first" / path.name).read_text() == path.read_text()
 
 
-def test_more_rows_and_weights_later(tmp_path: Path) -> None:
-    """A second run adds to the buckets of the first and to the default file."""
-    _ran(_request(tmp_path, pairs=PAIRS[:1], rows=(16,)))
-    result, said = _ran(_request(tmp_path, pairs=PAIRS, rows=(48,)))
-    content = files.read(tmp_path / f"{_gfx(result)}-GEMM-A16W16-N=96-K=256.json")
-    assert list(content) == ["M_LEQ_16", "M_LEQ_64", "any"]
-    assert list(files.read(result.files[-1])) == ["M_LEQ_16", "M_LEQ_64", "any"]
-    nothing, said = _ran(_request(tmp_path, pairs=PAIRS, rows=(48,)))
-    assert nothing.report.outcomes == ()
-    assert "0 shapes to time, 2 in the table already" in said[2]
-    assert len(nothing.files) == 3
-
-
 def test_a_weight_beyond_the_budget_is_unfinished(tmp_path: Path) -> None:
     """A weight that was not begun has no file and is not missing."""
     spent = attrs.evolve(_request(tmp_path).options, budget=1e-6)
@@ -253,19 +240,6 @@ def test_each_architecture_has_its_files(tmp_path: Path) -> None:
     written, missing, _ = run.finish()
     assert [path.name for path in written] == [*names, "sm_90-GEMM-A16W16.json", "sm_100-GEMM-A16W16.json"]
     assert missing == []
-
-
-def test_times_of_another_architecture_are_ignored() -> None:
-    """That a solution is quick for both rows of a bucket on another GPU does not count."""
-    shapes = [Shape("a16w16", m, 4096, 4096) for m in (40, 60)]
-    first, second = list(OURS.listed(shapes[0], H200))[:2]
-    rows = [Row(shapes[0], "sm_90", 132, "", first, 10.0), Row(shapes[1], "sm_90", 132, "", second, 10.0)]
-    quick = {shapes[1]: {first: 10.2}, shapes[0]: {second: 20.0}}
-    choices = []
-    for device in (H200, Device("sm_100", 148)):
-        [content] = export.files_of(rows, OURS, buckets.NEW, {device: quick}).files.values()
-        choices.append(content["M_LEQ_64"])
-    assert choices == [entries.entry_of(solution, shapes[0], "sm_90") for solution in (first, second)]
 
 
 def test_only_the_users_space_is_timed(tmp_path: Path) -> None:
@@ -329,12 +303,6 @@ def test_a_wrong_space_is_an_error(tmp_path: Path) -> None:
         assert not list((tmp_path / "out").glob("*.json"))
     path.write_text('{"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "kernel": "tma"}')
     assert _ran(request)[0].missing == ()
-
-
-def test_a_missing_space_is_an_error(tmp_path: Path) -> None:
-    """The error names the file."""
-    with pytest.raises(UserError, match=r"nowhere\.json: the search space cannot be read"):
-        _ran(_request(tmp_path, space=str(tmp_path / "nowhere.json")))
 
 
 def test_a_weight_without_a_correct_kernel_has_no_file(tmp_path: Path) -> None:

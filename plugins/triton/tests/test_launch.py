@@ -212,10 +212,6 @@ SPECIALIZED = [
 ]
 
 
-#: Kernels, or a split one, or KERNEL/splitK.
-THREADED = ["split", "streamk_r1_m64n128k64_g8_w4s4", "tma_r1_m128n128k64_g8_w4s3", "tma_r1_m64n128k64_g8_w4s4/3"]
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="GPU not found")
 class TestOnGpu:
@@ -277,15 +273,6 @@ class TestOnGpu:
                 graph.replay()
                 torch.cuda.synchronize()
                 assert _is_close(out, shape, operands), (str(shape), seed)
-
-    @pytest.mark.parametrize("name", THREADED)
-    def test_threads_with_streams_share_a_dense_launcher(self, device: Device, name: str) -> None:
-        """Four threads call one launcher on four streams and get the bits of a lone call."""
-        shape = Shape("a16w16", 32, 1280, 8192)
-        kernel, _, split = name.partition("/")
-        solution = _split_solution(shape, device) if name == "split" else Solution("triton", kernel, int(split or 0))
-        inputs = [draw_operands(shape, device, seed) for seed in range(4)]
-        assert not fault_of_threads(_bound(solution, shape, device), inputs, calls=50)
 
     @pytest.mark.parametrize("kind", ["mx, split", "moe, split", "moe, joined"])
     def test_threads_with_streams_share_a_launcher_of_a_plan(self, kind: str, device: Device) -> None:

@@ -115,13 +115,3 @@ def test_a_group_larger_than_the_tiles_makes_no_other_solution() -> None:
     assert groups(128) == {8}
     assert groups(1024) == {4, 8}
     assert groups(4096) == {4, 8, 16}
-
-
-def test_a_small_product_has_enough_kernels() -> None:
-    """Kernels that leave a part of K idle do not displace those that do not."""
-    counts = [
-        len(list(enumerate_solutions(Shape(**{"op": "a16w16", **fields}, m=m, n=n, k=k), H200)))
-        for m, n, k in ((1, 64, 5376), (1, 16, 70000), (3, 16, 5376))
-        for fields in ({}, {"op": "a8w8", "dtype": "fp8_e4m3fn", "outdtype": "bf16", "scale": "row"})
-    ]
-    assert min(counts) >= 8, counts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 from tunedgemm.plugin import Device, Shape
-from tunedgemm_vllm import limits, vllm
+from tunedgemm_vllm import limits
 
 H200 = Device("sm_90", 132, "nvidia-h200")
 FP8 = Shape("a8w8", 4, 256, 512, dtype="fp8_e4m3fn", outdtype="bf16", scale="row")
@@ -60,10 +60,3 @@ def test_groups_of_four_rows(release: tuple[int, int], gfx: str, fits: bool) -> 
     assert refused(BLOCK, gfx, release) == ""
     assert (refused(attrs.evolve(BLOCK, m=6), gfx, release) == "") is fits
     assert refused(attrs.evolve(FP8, m=6), gfx, release) == ""
-
-
-def test_an_absent_device_needs_no_library() -> None:
-    """The static limits answer alone, and the one solution is listed."""
-    assert vllm.refusal(FP8, H200) is None
-    assert [solution.kernel_name for solution in vllm.solutions(FP8, H200)] == ["cutlass_scaled_mm"]
-    assert vllm.library_version(H200) == ""

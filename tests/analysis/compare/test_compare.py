@@ -88,29 +88,6 @@ class TestCompare:
         assert "Total shapes: 3 | Would update: 2 (improved: 1, new: 1) | Skipped: 1" in text
         assert ": unchanged. Re-run with --update_improved" in text
 
-    @pytest.mark.parametrize("source", [{wide(1): 61}, iter([wide(1)])], ids=["counts", "shapes"])
-    def test_shapes_need_no_file(self, tables, here, turbo, source):
-        """Shapes with counts, or an iterator of shapes, are compared like those of a file."""
-        here(turbo("fast", "slow"))
-
-        (change,) = self.compared(tables(), source).changes
-
-        assert (change.shape.m, change.decision, change.count) == (1, "threshold_met", 61 if isinstance(source, dict) else 1)
-
-    def test_real_times(self, tmp_path, here, turbo, row):
-        """A kernel that sleeps three times as long is found out by measuring."""
-        here(turbo("fast", "slow", sleep={"slow": 6e-4, "fast": 1e-4}), bench=None)
-        (tmp_path / "one.csv").write_text("M,N,K,dtype\n1,64,128,torch.float32\n")
-        table = tmp_path / "table.csv"
-        write_rows(table, OP, [row(wide(1), "slow")])
-
-        (change,) = self.compared(table, tmp_path / "one.csv").changes
-
-        assert change.decision == "threshold_met"
-        assert change.before.us > 600
-        assert change.after.us > 100
-        assert change.improvement_pct > 30
-
     def test_update_replaces_the_rows_that_qualify_and_no_others(self, tables, here, listed, turbo, row):
         """The slow and the wrong row are replaced; the tie, other devices' rows and columns of the user stay."""
         here(turbo("fast", "zeros", "slow", "twin"))
@@ -237,7 +214,7 @@ class TestCompare:
         assert len(resumed) == 1
 
     def test_a_comparison_is_readable(self, tables, here, listed, turbo):
-        """Each shape with both solutions, the gain, the decision and its reason; then the files."""
+        """A line has both solutions of a shape, the gain, the decision and its reason."""
         here(turbo("fast", "twin", "zeros", "slow"))
         compared = self.compared(tables(), listed, update=True)
         out = io.StringIO()

@@ -8,7 +8,6 @@ from tunedgemm.errors import TableError, UserError
 from tunedgemm.ops import op_named
 from tunedgemm.table.folders import home_folder
 from tunedgemm.table.untuned import read_untuned
-from tunedgemm.testing.shapes import shapes_of
 
 OP = op_named("a16w16")
 HEAD = "M,N,K,bias,dtype,outdtype,count,graph\n"
@@ -44,7 +43,7 @@ class TestCalls:
             coverage(listed((1, 2, 3)), replays=said)
 
     def test_files_of_several_ops_are_covered_together(self, listed, tmp_path):
-        """Each file by its own op; one that several list is folded."""
+        """Each file is covered by its own op, and one that several list is folded."""
         batched = tmp_path / "bf16_untuned_batched_gemm.csv"
         batched.write_text("B,M,N,K,count\n2,4,32,64,5\n")
         found = coverage([listed((1, 2)), batched, listed((1, 3), (2, 1), name="more.csv")])
@@ -120,16 +119,6 @@ class TestCalls:
         assert found.calls == 5
         with pytest.raises(TableError, match="cut off"):
             read_untuned(path, OP)
-
-    def test_an_fmoe_file_that_is_cut_off_is_still_one_of_fmoe(self, tmp_path):
-        """The columns tell the op, whatever became of the last line."""
-        op, path = op_named("fmoe"), tmp_path / "list.csv"
-        texts = op.columns.format(shapes_of("fmoe")[0])
-        line = ",".join(texts[column] for column in op.columns.key)
-        path.write_text(",".join(op.columns.key) + f"\n{line}\n{line[:9]}")
-        found = coverage(path)
-
-        assert found.ops == ("fmoe",) and len(found.problems) == 1
 
     def test_an_empty_list_is_an_error(self, listed, table, tmp_path, row):
         """A missing file, an empty one, a tuned one, one without shapes, and one of broken lines only."""

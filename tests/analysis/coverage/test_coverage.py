@@ -19,8 +19,6 @@ from tunedgemm.errors import UserError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
-from tunedgemm.table.csvfile import write_rows
-from tunedgemm.table.folders import home_folder
 from tunedgemm.table.lookup import Table
 from tunedgemm.table.untuned import Untuned
 from tunedgemm.testing.fakes import fake_backend, fake_registry
@@ -102,29 +100,6 @@ class TestAnswers:
             ("exact", kernel), ("exact" if own else "unbiased", split.with_add(kernel))
         ]  # fmt: skip
         assert Coverage("calls", tuple(entries), current_device()).unused() == ()
-
-    def test_tables_of_other_devices_are_named(self, listed, table, row):
-        """A row for 80 CUs is none for 304: a note names the devices of the rows, which no single miss shows."""
-        path = table(row(16, gfx="gfx942", cu_num=80, device=""))
-        found = coverage(listed((16, 1)), tables=[path], device=MI300X)
-
-        assert [entry.how for entry in found.entries] == ["fallback"]
-        assert any("have no row for gfx942, 304 CUs; their rows are for" in note and "80" in note for note in found.notes)
-
-    def test_coverage_uses_the_tables_of_dispatch(self, listed, monkeypatch, row):
-        """The user's table counts, and a table from the environment
-        variable precedes it, as in dispatch."""
-        shapes = listed((16, 1), (32, 1))
-        home_folder().mkdir()
-        write_rows(home_folder() / "bf16_tuned_gemm.csv", OP, [row(16)])
-        assert coverage(shapes).share("exact", by="calls") == 0.5
-
-        other = home_folder() / "other.csv"
-        write_rows(other, OP, [row(16, 5.0), row(32)])
-        monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", str(other))
-        found = coverage(shapes)
-        assert found.share("exact", by="calls") == 1.0
-        assert all("other.csv" in entry.why for entry in found.entries)
 
     def test_another_device_is_described_and_nothing_is_bound(self, listed, table, row):
         """Rows of a device that is not here are judged by static limits."""

@@ -10,7 +10,6 @@ from tunedgemm.ops import op_named, ops
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.untuned import Untuned, read_untuned
-from tunedgemm.tuner import Options, tune
 
 OP = op_named("a16w16")
 HEAD = "M,N,K,bias,dtype,outdtype,count,graph\n"
@@ -101,12 +100,3 @@ class TestNext:
             with pytest.raises(UserError, match=reason):
                 write_next(following, target, found.paths)
         assert captured.read_text().count("\n") == 2
-
-    def test_tuning_the_proposals_covers_them(self, listed, tmp_path, one_thread):
-        """The whole way round: propose, write, tune, and every call has a row."""
-        shapes = listed((6, 2), (20, 3))
-        following = coverage(shapes).next()
-        [path] = write_next(following, tmp_path / "next.csv", [shapes]).values()
-        tune("a16w16", path, None, Options(libtype="torch", device="cpu", iters=3, warmup=1, seconds=0.1))
-
-        assert coverage(shapes).share("exact", by="calls") == 1.0

@@ -1,6 +1,5 @@
 """Routes of a16w16; the conformance suite is in test_routes.py."""
 
-import itertools
 import re
 
 import attrs
@@ -9,12 +8,10 @@ import torch
 import tunedgemm
 from tunedgemm.backends import builtin
 from tunedgemm.backends.builtin import hooks
-from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops import op_named
-from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.testing.listed import listed
@@ -31,14 +28,6 @@ def names(shape, device):
 def bound(solution, shape, device):
     """Bind a route as on a device that is present."""
     return builtin.backend.bind_unwrapped(solution, shape, attrs.evolve(device, emulated=True))
-
-
-def outcome(name, shape, device, split=0):
-    """Return the output and the operands of one route."""
-    launcher = bound(Solution(BUILTIN, name, split), shape, device)
-    assert isinstance(launcher, Launcher), launcher
-    operands = OP.make_inputs(shape, device.torch_device, 0)
-    return launcher.call(*operands), operands
 
 
 def test_the_first_route_is_the_users_own_call(shape, cpu):
@@ -61,24 +50,6 @@ def test_routes_fit_the_shape(cpu):
     assert names(Shape("a16w16", 2, 64, 64, "fp8_e4m3fn", "bf16", scale="tensor"), GPU) == [("native", 0), ("float32", 0)]
     assert names(Shape("a16w16", 2, 64, 64, "fp8_e4m3fn", "bf16"), GPU) == [("native", 0), ("float32", 0)]
     assert names(Shape("a16w16", 0, 64, 64), cpu) == [("native", 0)]
-
-
-def test_wider_outputs_are_not_rounded_on_the_way(cpu):
-    """fp32 out of bf16 operands is right to fp32's bound, which a bf16 output cannot be."""
-    wide = Shape("a16w16", 16, 32, 512, outdtype="fp32", epilogue="bias")
-    out, operands = outcome("native", wide, cpu)
-    exact = OP.reference(wide, operands)
-    assert out.dtype == torch.float32
-    assert worst_row_error(out, exact) <= OP.tolerance(wide).row_error < worst_row_error(out.bfloat16(), exact)
-
-
-def test_per_tensor_scales(cpu):
-    """Scaled operands are dequantised: x * scale_a times weight * scale_b, in bf16."""
-    for dtype, epilogue in itertools.product(("bf16", "fp8_e4m3fn"), ("none", "bias")):
-        scaled = Shape("a16w16", 8, 32, 64, dtype, "bf16", epilogue, "bf16", scale="tensor")
-        out, operands = outcome("native", scaled, cpu)
-        assert out.dtype == torch.bfloat16
-        assert worst_row_error(out, OP.reference(scaled, operands)) <= OP.tolerance(scaled).row_error, scaled
 
 
 @listed("outdtype", ["bf16", "fp16", "fp32"])
@@ -124,18 +95,6 @@ def test_refusals(shape, cpu):
         assert answer == Unsupported(f"splitk_bmm needs K divisible by its split (K=64, splitK={split})")
 
 
-def test_shuffled_weights_are_put_in_order(cpu):
-    """A weight in AITER's layout gives every route the result of the plain weight."""
-    for layout in ("aiter16x16", "aiter32x16"):
-        shuffled, plain = (Shape("a16w16", 4, 64, 128, epilogue="bias", layout=name) for name in (layout, "row"))
-        x, weight, bias = OP.make_inputs(plain, cpu.torch_device, 0)
-        for name, split in names(shuffled, cpu):
-            calls = [bound(Solution(BUILTIN, name, split), shape, cpu) for shape in (shuffled, plain)]
-            if all(isinstance(answer, Launcher) for answer in calls):
-                found = calls[0].call(x, shuffle_weight(weight, layout).plain, bias)
-                assert torch.equal(found, calls[1].call(x, weight, bias)), (layout, name)
-
-
 def test_builds_without_onednn(monkeypatch, shape, cpu):
     """Without oneDNN its route is neither listed nor bound."""
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
@@ -155,14 +114,3 @@ def test_the_version_is_torchs(cpu):
     """The library version is torch's own; an absent device has none."""
     assert hooks.library_version(cpu) == torch.__version__
     assert hooks.library_version(GPU) == ""
-
-
-@pytest.mark.gpu
-def test_split_products():
-    """The sum of float32 partials matches the reference, for a split of 2 and of 8."""
-    from tunedgemm.device import device_of
-
-    long = Shape("a16w16", 8, 256, 8192, epilogue="bias")
-    for split in (2, 8):
-        out, operands = outcome("splitk_bmm", long, device_of(0), split)
-        assert worst_row_error(out, OP.reference(long, operands)) <= OP.tolerance(long).row_error

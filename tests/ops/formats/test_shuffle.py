@@ -397,23 +397,6 @@ def test_attributes_and_plain_are_quick(weight: ShuffledWeight):
         assert seconds(read) < 6 * bare  # about 2.5
 
 
-def _read_in_child(weight: torch.Tensor, answers: Any) -> None:
-    answers.put((getattr(weight, "layout_name", None), unshuffled(weight).float().sum().item()))
-
-
-@pytest.mark.slow
-def test_it_goes_to_another_process(weight: ShuffledWeight):
-    """A spawned process gets the typed weight through shared memory."""
-    context = torch.multiprocessing.get_context("spawn")
-    answers = context.Queue()
-    child = context.Process(target=_read_in_child, args=(weight, answers))
-    child.start()
-    try:
-        assert answers.get(timeout=120) == ("aiter16x16", unshuffled(weight).float().sum().item())
-    finally:
-        child.join(30)
-
-
 @pytest.mark.gpu
 def test_it_moves_to_the_gpu_and_back():
     """.cuda(), pinned memory, module.to and the permutation on the GPU give the bytes of the CPU."""
