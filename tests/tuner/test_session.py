@@ -42,8 +42,8 @@ def test_a_restarted_session_answers_like_the_first() -> None:
 
 def test_candidates_limits_the_list_to_first_guesses() -> None:
     """`candidates` cuts a backend's list from its end."""
-    assert session(candidates=1).list("turbo", SHAPE) == (GOOD,)
-    assert session().list("turbo", SHAPE) == (GOOD, BAD)
+    assert session(candidates=1).solutions("turbo", SHAPE) == (GOOD,)
+    assert session().solutions("turbo", SHAPE) == (GOOD, BAD)
 
 
 def test_the_tolerance_of_an_element_can_be_set() -> None:

@@ -130,19 +130,6 @@ class Production(Session):
         return self._dispatched[name]._choice(shape, self.device)
 
 
-@attrs.frozen
-class GetChoice:
-    """Ask what a side chose for a shape."""
-
-    shape: Shape
-    side: str
-
-    def run(self, session: Session) -> Choice:
-        """Call `Production.choice`."""
-        assert isinstance(session, Production), "the request goes to a worker over the production op"
-        return session.choice(self.shape, self.side)
-
-
 class _Callers(Backend):
     """A backend whose launchers get a caller's operands, with shuffled weights in their type."""
 
