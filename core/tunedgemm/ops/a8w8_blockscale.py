@@ -74,18 +74,22 @@ def _blocks_shape(op: str, layout: str, operands: tuple[torch.Tensor, ...], otyp
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[torch.Tensor, ...]:
-    """Draw x [m, k] and plain weight [n, k] quantised, with x_scale and w_scale.
+    """Draw x [m, k] and weight [n, k] quantised, with x_scale and w_scale.
 
-    x_scale is [m, ceil(k/128)] in the shape's order, with NaN in the padding of a padded one.
-    w_scale is [ceil(n/128), ceil(k/128)].
+    x_scale is [m, ceil(k/128)] in the shape's order, with NaN in the padding of a padded one; for a
+    shuffled weight its memory is transposed. w_scale is [ceil(n/128), ceil(k/128)].
     """
     import torch
 
     from tunedgemm.ops.formats.quant import per_1x128_quant, per_block_quant
+    from tunedgemm.ops.formats.scales import transposed_scale
+    from tunedgemm.ops.formats.shuffle import shuffle_weight
 
     generator, target = torch.Generator(device).manual_seed(seed), torch_dtype(shape.dtype)
     x, x_scale = per_1x128_quant(quantised.draw(shape.m, shape.k, BLOCK, generator), target)
     weight, w_scale = per_block_quant(quantised.draw(shape.n, shape.k, BLOCK, generator), target, (BLOCK, BLOCK))
+    if shape.layout != "row":
+        return x, shuffle_weight(weight, shape.layout), transposed_scale(x_scale), w_scale
     return x, weight, in_order(x_scale, shape), w_scale
 
 
@@ -98,16 +102,15 @@ def in_order(x_scale: torch.Tensor, shape: Shape) -> torch.Tensor:
 
 
 def _reference(shape: Shape, operands: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Compute [m, n] of a plain weight, and scales of x in any order.
-
-    The result is float64 where that is quick, else float32.
-    """
     from tunedgemm.ops.formats.quant import dequant_blocks
+    from tunedgemm.ops.formats.scales import untransposed_scale
+    from tunedgemm.ops.formats.shuffle import unshuffled
 
     x, weight, x_scale, w_scale = operands
+    x_scale = x_scale if shape.layout == "row" else untransposed_scale(x_scale)
     wide = exact_dtype(shape.m, shape.n, shape.k)
     values = dequant_blocks(x.reshape(shape.m, shape.k), x_scale.reshape(shape.m, blocks(shape.k)), wide)
-    return exact_product(values, dequant_blocks(weight, w_scale, wide, (BLOCK, BLOCK)), wide)
+    return exact_product(values, dequant_blocks(unshuffled(weight), w_scale, wide, (BLOCK, BLOCK)), wide)
 
 
 def _bytes_moved(shape: Shape) -> int:
@@ -128,9 +131,13 @@ def _shape_of(
 
 
 def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
+    from tunedgemm.ops.formats.scales import transposed_scale, untransposed_scale
+
     x, weight, x_scale, w_scale = operands
-    scales = x_scale.reshape(shape.m, blocks(shape.k))[:m].contiguous()
-    return x.reshape(shape.m, shape.k)[:m].contiguous(), weight, in_order(scales, shape.with_m(m)), w_scale
+    plain = x_scale if shape.layout == "row" else untransposed_scale(x_scale)
+    scales = plain.reshape(shape.m, blocks(shape.k))[:m].contiguous()
+    scales = in_order(scales, shape.with_m(m)) if shape.layout == "row" else transposed_scale(scales)
+    return x.reshape(shape.m, shape.k)[:m].contiguous(), weight, scales, w_scale
 
 
 def _equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
@@ -186,32 +193,6 @@ def _shape_of_bpreshuffle(
             f"(got {tuple(x_scale.shape)} with strides {x_scale.stride()}); pass transposed_scale(x_scale) of scales that lie row by row"
         )
     return shape
-
-
-def _make_inputs_bpreshuffle(shape: Shape, device: torch.device, seed: int) -> tuple[torch.Tensor, ...]:
-    """Draw inputs as for a8w8_blockscale, then shuffle the weight and transpose the scales of x."""
-    from tunedgemm.ops.formats.scales import transposed_scale
-    from tunedgemm.ops.formats.shuffle import shuffle_weight
-
-    x, weight, x_scale, w_scale = _make_inputs(shape, device, seed)
-    return x, shuffle_weight(weight, shape.layout), transposed_scale(x_scale), w_scale
-
-
-def _reference_bpreshuffle(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute [m, n] on the operands' device, rounded to float64 where quick, else to float32."""
-    from tunedgemm.ops.formats.scales import untransposed_scale
-    from tunedgemm.ops.formats.shuffle import unshuffled
-
-    x, weight, x_scale, w_scale = operands
-    return _reference(shape, (x, unshuffled(weight), untransposed_scale(x_scale), w_scale))
-
-
-def _first_rows_bpreshuffle(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
-    from tunedgemm.ops.formats.scales import transposed_scale, untransposed_scale
-
-    x, weight, x_scale, w_scale = operands
-    scales = untransposed_scale(x_scale).reshape(shape.m, blocks(shape.k))[:m]
-    return x.reshape(shape.m, shape.k)[:m].contiguous(), weight, transposed_scale(scales), w_scale
 
 
 def gemm_a8w8_blockscale_bpreshuffle(
@@ -270,7 +251,10 @@ def _op(schema: Schema, variable: str, **fields: Any) -> Op:
         values=("libtype", *quantised.VALUES),
         operands=_OPERANDS,
         weights=(1, 3),
+        make_inputs=_make_inputs,
+        reference=_reference,
         bytes_moved=_bytes_moved,
+        first_rows=_first_rows,
         problem=domain.problem,
         **fields,
     )
@@ -280,11 +264,8 @@ a8w8_blockscale = _op(
     _PLAIN,
     "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE",
     shape_of=_shape_of,
-    make_inputs=_make_inputs,
-    reference=_reference,
     canonical=canonical_order,
     equivalent_shapes=_equivalent_shapes,
-    first_rows=_first_rows,
     strided=(2,),
     examples=lambda: (
         _plain(1, 1280, 4096),  # decoding one token
@@ -321,10 +302,6 @@ a8w8_blockscale_bpreshuffle = _op(
     _SHUFFLED,
     "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE",
     shape_of=_shape_of_bpreshuffle,
-    make_inputs=_make_inputs_bpreshuffle,
-    reference=_reference_bpreshuffle,
-    equivalent_shapes=_SHUFFLED.equivalent_shapes,
-    first_rows=_first_rows_bpreshuffle,
     examples=lambda: (
         _shuffled(1, 1280, 4096),  # decoding one token
         _shuffled(127, 256, 512),  # a prime M

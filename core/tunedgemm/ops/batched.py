@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.dtype import dtype_bits, short_dtype, table_text, torch_dtype
+from tunedgemm.dtype import dtype_bits, torch_dtype
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import quantised
 from tunedgemm.ops.domain import Domain
@@ -56,9 +56,9 @@ def _shape(
     """Return the shape of a call, with or without scales."""
     batches, m, n, k, dtype = _check_operands(op, _DTYPES[op], x, weight)
     if scales:
-        _check_scale(op, "x_scale", scales[0], ((batches, m, 1), (batches, m)), x.device)
-        _check_scale(op, "w_scale", scales[1], ((batches, 1, n), (batches, n, 1), (batches, n)), x.device)
-    bias_dtype = _bias_dtype_of(op, bias, batches, n, x.device)
+        quantised.check_scale(op, "x_scale", scales[0], ((batches, m, 1), (batches, m)), ("fp32",), x.device)
+        quantised.check_scale(op, "w_scale", scales[1], ((batches, 1, n), (batches, n, 1), (batches, n)), ("fp32",), x.device)
+    bias_dtype = quantised.bias_dtype_of(op, bias, n, x.device, (batches,))
     return Shape(
         op=op,
         m=m,
@@ -87,40 +87,13 @@ def _check_operands(op: str, dtypes: tuple[str, ...], x: torch.Tensor, weight: t
     if x.shape[2] != weight.shape[2]:
         hint = "; a [B, K, N] weight must be passed as weight.transpose(1, 2)" if x.shape[2] == weight.shape[1] else ""
         raise OperandError(f"{op}: the last dimension of x must equal that of the [B, N, K] weight ({operands}){hint}")
-    allowed = [table_text(short) for short in dtypes]
-    if x.dtype != weight.dtype or str(x.dtype) not in allowed:
-        raise OperandError(f"{op}: x and weight must both be one of {', '.join(allowed)} ({operands})")
+    dtype = quantised.check_dtypes(op, x, weight, dtypes)
     if x.device != weight.device:
         raise OperandError(f"{op}: x and weight must be on one device ({operands})")
     batches, m, k = x.shape
     if not batches:
         raise ShapeError(f"{op}: B must be at least 1 ({operands})")
-    return batches, m, weight.shape[1], k, short_dtype(x.dtype)
-
-
-def _bias_dtype_of(op: str, bias: torch.Tensor | None, batches: int, n: int, device: torch.device) -> str:
-    """Return the short dtype of a bias [B, N] or [B, 1, N] on *device*, "" for none.
-
-    Raises OperandError for another bias.
-    """
-    if bias is None:
-        return ""
-    allowed = [table_text(short) for short in quantised.BIAS_DTYPES]
-    fits = tuple(bias.shape) in ((batches, n), (batches, 1, n)) and bias.device == device
-    if not fits or str(bias.dtype) not in allowed:
-        wanted = f"[{batches}, {n}] or [{batches}, 1, {n}] on {device}, {', '.join(allowed)}"
-        raise OperandError(f"{op}: bias must be {wanted} (got {quantised.describe(bias)})")
-    return short_dtype(bias.dtype)
-
-
-def _check_scale(op: str, name: str, scale: torch.Tensor, shapes: tuple[tuple[int, ...], ...], device: torch.device) -> None:
-    """Raise OperandError for a scale that is not float32, of one of the *shapes*, on *device*."""
-    import torch
-
-    if tuple(scale.shape) not in shapes or scale.dtype != torch.float32 or scale.device != device:
-        wanted = " or ".join(str(list(shape)) for shape in shapes)
-        hint = "; one value for all rows must be expanded" if scale.numel() == 1 else ""
-        raise OperandError(f"{op}: {name} must be {wanted}, torch.float32 on {device} (got {quantised.describe(scale)}){hint}")
+    return batches, m, weight.shape[1], k, dtype
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:

@@ -142,7 +142,8 @@ def check_scale(
     """
     if tuple(scale.shape) not in shapes or scale.device != device:
         wanted = " or ".join(str(list(shape)) for shape in dict.fromkeys(shapes))
-        raise OperandError(f"{op}: {name} must be {wanted}, {names_of(dtypes)} on {device} (got {describe(scale)})")
+        hint = "; one value for all rows must be expanded" if scale.numel() == 1 else ""
+        raise OperandError(f"{op}: {name} must be {wanted}, {names_of(dtypes)} on {device} (got {describe(scale)}){hint}")
     check_dtype(op, name, scale, dtypes)
 
 
@@ -158,18 +159,18 @@ def check_dtype(op: str, name: str, operand: torch.Tensor, dtypes: tuple[str, ..
         raise OperandError(f"{op}: {name} must be {names_of(dtypes)} (got {operand.dtype}){hint}")
 
 
-def bias_dtype_of(op: str, bias: torch.Tensor | None, n: int, device: torch.device) -> str:
-    """Return the short dtype of a bias [N] or [1, N] on *device*, "" for none.
+def bias_dtype_of(op: str, bias: torch.Tensor | None, n: int, device: torch.device, batches: tuple[int, ...] = ()) -> str:
+    """Return the short dtype of a bias [*batches, N] or [*batches, 1, N] on *device*, "" for none.
 
     Raises:
         OperandError: another bias, or something else.
     """
     if bias is None:
         return ""
-
-    fits = tuple(bias.shape) in ((n,), (1, n)) and bias.device == device
-    if not fits or str(bias.dtype) not in map(table_text, BIAS_DTYPES):
-        raise OperandError(f"{op}: bias must be [{n}] or [1, {n}], {names_of(BIAS_DTYPES)} on {device} (got {describe(bias)})")
+    forms = (*batches, n), (*batches, 1, n)
+    if tuple(bias.shape) not in forms or bias.device != device or str(bias.dtype) not in map(table_text, BIAS_DTYPES):
+        wanted = " or ".join(str(list(form)) for form in forms)
+        raise OperandError(f"{op}: bias must be {wanted}, {names_of(BIAS_DTYPES)} on {device} (got {describe(bias)})")
     return short_dtype(bias.dtype)
 
 

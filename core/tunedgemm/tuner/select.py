@@ -54,9 +54,8 @@ def select(
     if not passed:
         return None, 0
     fastest = min(passed, key=lambda timing: timing.us)
-    tied = [
-        timing for timing in passed if timing.us <= fastest.us * (1 + max(margin(fastest, timing), keep * (timing.solution == incumbent)))
-    ]
+    margins = (max(tie_margin(fastest.noise, timing.noise), keep * (timing.solution == incumbent)) for timing in passed)
+    tied = [timing for timing, margin in zip(passed, margins, strict=True) if timing.us <= fastest.us * (1 + margin)]
 
     def preference(timing: Timing) -> tuple[bool, int, bool, bool, float]:
         solution = timing.solution
@@ -65,11 +64,6 @@ def select(
         return solution != incumbent, rank, is_less_exact, solution not in guesses, timing.us
 
     return min(tied, key=preference), len(tied) - 1
-
-
-def margin(fastest: Timing, other: Timing) -> float:
-    """Return the relative difference up to which two timings count as equal."""
-    return tie_margin(fastest.noise, other.noise)
 
 
 def tie_margin(noise: float, other: float) -> float:

@@ -33,9 +33,8 @@ from tunedgemm.timing import Timing
 from tunedgemm.tuner.accuracy import with_flags
 from tunedgemm.tuner.candidates import baseline, candidates, refusal
 from tunedgemm.tuner.served import Served
-from tunedgemm.tuner.trial import Bench, DeviceFault, Options, Place, Sampler, Samples, failed
+from tunedgemm.tuner.trial import Bench, DeviceFault, Options, Place, Request, Sampler, Samples, failed
 from tunedgemm.tuner.verify import Verifier
-from tunedgemm.tuner.worker import Request
 from tunedgemm.tuner.workload import Workload
 
 Answer = TypeVar("Answer")

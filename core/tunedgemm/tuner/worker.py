@@ -15,13 +15,12 @@ from concurrent.futures import BrokenExecutor, CancelledError, Future
 from concurrent.futures import TimeoutError as Overdue
 from typing import TYPE_CHECKING, Any, Protocol
 
-import attrs
 from pebble import ProcessExpired
 
 from tunedgemm.errors import TunedGemmError
 from tunedgemm.process.foreign import described
 from tunedgemm.tuner.processes import SpawnedPool, exit_reason
-from tunedgemm.tuner.trial import DeviceFault
+from tunedgemm.tuner.trial import DeviceFault, Request
 
 if TYPE_CHECKING:
     from tunedgemm.tuner.session import Session
@@ -30,23 +29,6 @@ if TYPE_CHECKING:
 SessionFactory = Callable[[], "Session"]
 #: Seconds between two looks whether the process still starts.
 _LOOK_S = 1.0
-
-
-@attrs.frozen
-class Request:
-    """One call of the session, which travels to the worker.
-
-    Attributes:
-        method: name of a method of `tunedgemm.tuner.session.Session`.
-        arguments: its arguments; of one about a single solution the shape and the solution.
-    """
-
-    method: str
-    arguments: tuple[Any, ...] = ()
-
-    def run(self, session: Session) -> Any:
-        """Call the session and return its answer."""
-        return getattr(session, self.method)(*self.arguments)
 
 
 class WorkerDied(TunedGemmError):

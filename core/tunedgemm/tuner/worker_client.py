@@ -21,8 +21,8 @@ from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.processes import NeverBegan
 from tunedgemm.tuner.roofline import patience_s
-from tunedgemm.tuner.trial import Options, Place, Samples, failed
-from tunedgemm.tuner.worker import AnyWorker, Request, WorkerDied
+from tunedgemm.tuner.trial import Options, Place, Request, Samples, failed
+from tunedgemm.tuner.worker import AnyWorker, WorkerDied
 
 #: Calls of a verification: on several operands, and repeated; its comparisons are about as slow.
 _CHECK_CALLS = 64
