@@ -187,7 +187,7 @@ def test_broken_lines_are_listed_and_the_rest_count(folder: Path, capsys: pytest
         (["in.csv", "--replays", "often"], "--replays: expected a whole number for all graphs"),
         (["in.csv", "--replays", "4:-1"], "--replays: M and its replays"),
         (["in.csv", "--replays", "16:3"], "--replays: no calls with M=16 were recorded into graphs; those of M=4 were"),
-        (["in.csv", "--by", "colour"], "--by: expected one of op, layer, shape (got 'colour')"),
+        (["in.csv", "--by", "colour"], "--by: invalid choice: 'colour' (choose from "),
         (["in.csv", "--next", "-1"], "--next: must be at least 0"),
         (["in.csv", "--min-exact", "120"], "--min-exact: expected per cent in 0 to 100"),
         (["in.csv", "--min-exact", "nan"], "--min-exact: expected per cent in 0 to 100"),

@@ -73,7 +73,6 @@ def _show(selected: Listed, output: Console, *, verbose: bool) -> None:
 
 
 def _lines(selected: Listed, *, every: bool) -> list[dict[str, str]]:
-    """Return the table's cells by heading: of every shape, or only of those with the least M."""
     ranks_of: dict[Untuned, list[int]] = {}
     for model in selected.models:
         for rows in model.by_op.values():

@@ -147,7 +147,6 @@ def _lists_of(request: _TuneRequest) -> list[Path]:
 
 
 def _last_of(request: _TuneRequest) -> _TuneRequest:
-    """Return the request for the last shape alone."""
     from tunedgemm.ops import op_named
     from tunedgemm.tuner.plan import requested
 
@@ -177,7 +176,6 @@ def _campaign_of(requests: list[_TuneRequest], options: Options, refused: set[st
 
 
 def _waves(campaign: Campaign, requests: list[_TuneRequest], options: Options) -> Iterator[tuple[_TuneRequest, float]]:
-    """Yield the requests for the waves of a campaign, each with its seconds."""
     by_op = {request.op: request for request in requests}
     for wave in campaign.waves(time.monotonic() + options.budget):
         yield attrs.evolve(by_op[wave.part.op.name], source=wave.shapes), wave.budget

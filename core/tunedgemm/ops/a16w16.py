@@ -63,7 +63,6 @@ def _shape_of(
     *,
     otype: torch.dtype | None = None,
 ) -> Shape:
-    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     scales: dict[str, torch.Tensor] = {}
     if scale_a is not None or scale_b is not None or scale_c is not None:
         optional = {"scale_a": scale_a, "scale_b": scale_b, "scale_c": scale_c}
@@ -132,7 +131,6 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute the product on the operands' device, rounded to float64 where quick, else to float32."""
     from tunedgemm.ops.formats.shuffle import unshuffled
 
     x, weight, bias, scale_a, scale_b, scale_c = (*operands, None, None, None, None)[:6]

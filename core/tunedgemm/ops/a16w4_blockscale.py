@@ -50,7 +50,6 @@ def _shape_of(
     otype: torch.dtype | None = None,
     scale_order: str | None = None,
 ) -> Shape:
-    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     quantised.check_dtype(NAME, "x", x, _DTYPES)
     quantised.check_dtype(NAME, "weight", weight, scaled_fp4.FP4)
     quantised.check_matrices(NAME, x, weight, packed=2)
@@ -69,7 +68,6 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute [m, n] on the operands' device, rounded to float64 where quick, else to float32."""
     x, weight, w_scale, bias = (*operands, None)[:4]
     wide = exact_dtype(shape.m, shape.n, shape.k)
     out = exact_product(x.reshape(shape.m, shape.k), scaled_fp4.weight_values(shape, weight, w_scale, wide), wide)

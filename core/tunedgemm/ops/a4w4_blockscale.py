@@ -55,7 +55,6 @@ def _shape_of(
     otype: torch.dtype | None = None,
     scale_order: str | None = None,
 ) -> Shape:
-    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     for name, operand in (("x", x), ("weight", weight)):
         quantised.check_dtype(NAME, name, operand, scaled_fp4.FP4)
     quantised.check_matrices(NAME, x, weight)
@@ -76,7 +75,6 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute [m, n] on the operands' device, rounded to float64 where quick, else to float32."""
     import torch
 
     from tunedgemm.ops.formats.mxfp4 import dequant_fp4

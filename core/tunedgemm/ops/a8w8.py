@@ -152,7 +152,6 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute [m, n] on the operands' device, rounded to float64 where quick, else to float32."""
     from tunedgemm.ops.formats.shuffle import unshuffled
 
     x, weight, x_scale, w_scale, bias = (*operands, None)[:5]
@@ -163,14 +162,12 @@ def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
 
 
 def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
-    """Cut the first rows of x and, where they go by row, its scales."""
     x, weight, x_scale, *rest = operands
     x_scale = x_scale.reshape(-1, 1)[:m].contiguous() if shape.scale == "row" else x_scale
     return (x.reshape(shape.m, shape.k)[:m].contiguous(), weight, x_scale, *rest)
 
 
 def _bytes_moved(shape: Shape) -> int:
-    """Count each operand and the output once; scales are float32."""
     bits = (shape.m + shape.n) * shape.k * dtype_bits(shape.dtype)
     bits += 32 * (2 if shape.scale == "tensor" else shape.m + shape.n)
     bits += shape.n * dtype_bits(shape.bias_dtype) if shape.bias else 0
@@ -239,7 +236,6 @@ def gemm_a8w8_bpreshuffle(
 
 
 def _op(schema: Schema, variable: str, layout_of: Callable[[torch.Tensor], str], **fields: Any) -> Op:
-    """Return the op of a schema; *layout_of* as for `_shaper`, *fields* are those in which the two differ."""
     layouts = "shuffled" if isinstance(schema.own[0], ShuffledLayout) else "row"
     return quantised.product_op(
         schema,

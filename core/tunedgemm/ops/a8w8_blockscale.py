@@ -114,7 +114,6 @@ def _reference(shape: Shape, operands: tuple[torch.Tensor, ...]) -> torch.Tensor
 
 
 def _bytes_moved(shape: Shape) -> int:
-    """Count each operand and the output once; scales are float32."""
     bits = (shape.m + shape.n) * shape.k * dtype_bits(shape.dtype)
     bits += 32 * (shape.m + blocks(shape.n)) * blocks(shape.k)
     return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
@@ -123,7 +122,6 @@ def _bytes_moved(shape: Shape) -> int:
 def _shape_of(
     x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor, *, otype: torch.dtype | None = None
 ) -> Shape:
-    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     layout = plain_layout("a8w8_blockscale", weight, "gemm_a8w8_blockscale_bpreshuffle")
     shape = _blocks_shape("a8w8_blockscale", layout, (x, weight, x_scale, w_scale), otype)
     order = order_of("a8w8_blockscale", x_scale, shape.m)
@@ -184,7 +182,6 @@ def gemm_a8w8_blockscale(
 def _shape_of_bpreshuffle(
     x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor, *, otype: torch.dtype | None = None
 ) -> Shape:
-    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     layout = shuffled_layout("a8w8_blockscale_bpreshuffle", weight, "(16, 16)", "gemm_a8w8_blockscale")
     shape = _blocks_shape("a8w8_blockscale_bpreshuffle", layout, (x, weight, x_scale, w_scale), otype)
     if not x_scale.is_contiguous():
@@ -235,7 +232,6 @@ def _order_problem(shape: Shape) -> str:
 
 
 def _op(schema: Schema, variable: str, **fields: Any) -> Op:
-    """Return the op of a schema; *fields* are those in which the two differ."""
     is_plain = schema is _PLAIN
     domain = Domain(
         quantised.FP8,

@@ -33,7 +33,6 @@ _DTYPES = {"batched_a8w8": ("int8", *quantised.FP8), "batched_bf16": ("bf16", "f
 
 
 def _shape_of_bf16(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, otype: torch.dtype | None = None) -> Shape:
-    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     return _shape("batched_bf16", x, weight, None, bias, otype)
 
 
@@ -46,14 +45,12 @@ def _shape_of_a8w8(
     *,
     otype: torch.dtype | None = None,
 ) -> Shape:
-    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     return _shape("batched_a8w8", x, weight, (x_scale, w_scale), bias, otype)
 
 
 def _shape(
     op: str, x: torch.Tensor, weight: torch.Tensor, scales: tuple[Any, Any] | None, bias: torch.Tensor | None, otype: torch.dtype | None
 ) -> Shape:
-    """Return the shape of a call, with or without scales."""
     batches, m, n, k, dtype = _check_operands(op, _DTYPES[op], x, weight)
     if scales:
         quantised.check_scale(op, "x_scale", scales[0], ((batches, m, 1), (batches, m)), ("fp32",), x.device)
@@ -123,7 +120,6 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute [B, m, n] on the operands' device, rounded to float64 where quick, else to float32."""
     x, weight, *rest = operands
     batches, scales = int(shape["B"]), [] if shape.scale == "none" else [rest.pop(0), rest.pop(0)]
     wide = exact_dtype(batches * shape.m, shape.n, shape.k)
@@ -139,18 +135,15 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | N
 
 
 def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
-    """Cut the activations [B, M, K] and any scales of theirs [B, M, ...] to *m* rows of each batch."""
     count = 1 if shape.scale == "none" else 3
     return tuple(operand[:, :m].contiguous() if index < count and index != 1 else operand for index, operand in enumerate(operands))
 
 
 def _flops(shape: Shape) -> int:
-    """Count the operations of all batches."""
     return 2 * int(shape["B"]) * shape.m * shape.n * shape.k
 
 
 def _bytes_moved(shape: Shape) -> int:
-    """Count each operand and the output once; scales are float32."""
     read = (shape.m + shape.n) * shape.k * dtype_bits(shape.dtype)
     scales = 0 if shape.scale == "none" else (shape.m + shape.n) * 32
     bias = shape.n * dtype_bits(shape.bias_dtype) if shape.bias else 0
@@ -234,7 +227,6 @@ def _batches_problem(shape: Shape) -> str:
 
 
 def _op(name: str, variable: str, **fields: Any) -> Op:
-    """Return a batched op; *fields* are those in which the two differ."""
     kind, schema = name.removeprefix("batched_"), _SCHEMAS[name]
     domain = Domain(
         _DTYPES[name], quantised.OUTDTYPES, quantised.BIAS_DTYPES, (schema.fixed["scale"],), extra=("B",), further=_batches_problem

@@ -95,8 +95,6 @@ class _GateMode(Column):
 
 @attrs.frozen
 class _Options(Column):
-    """The options in one text."""
-
     def read(self, text: str, cells: Cells) -> str:
         del cells
         return str(parse_options(text))
@@ -256,7 +254,6 @@ def _fake(hidden: torch.Tensor, *_: Any, otype: torch.dtype | None = None) -> to
 
 
 def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
-    """Cut hidden states, their scales and routing to the first *m* tokens."""
     scales = (7,) if options_of(shape).quantised and shape["q_type"] != "per_Tensor" else ()
     return tuple(operand[:m].contiguous() if index in (0, 3, 4, *scales) else operand for index, operand in enumerate(operands))
 

@@ -142,7 +142,6 @@ class RowSource(Sequence["Row"]):
         return self.parsed[position] if position in self.parsed else self._parse((position,))[0]
 
     def _parse(self, positions: Sequence[int]) -> list[Row]:
-        """Parse the rows at some positions together."""
         texts: dict[int, bytes] = {}
         for position in positions:
             start, end = self.starts[position], self.content.find(b"\n", self.starts[position])

@@ -271,7 +271,6 @@ class Table:
         return unparsed
 
     def _buckets(self, shape: Shape, device: Device) -> list[_Bucket]:
-        """Return the buckets that may hold rows for a shape, in order."""
         index, units = self._index, device.cu_num
         keys: list[tuple[int, _Product, int]] = []
         for equivalent in self.op.equivalent_shapes(shape):

@@ -182,7 +182,6 @@ def _plan(reader: Reader, content: bytes, start: int) -> _PlainLine | None:
 
 
 def _first(reader: Reader, content: bytes, start: int) -> list[Row]:
-    """Return the rows of the first lines."""
     lines = content[start : start + 4096].split(b"\n")[:8]
     return reader.read(range(len(lines)), [line.decode(errors="replace") for line in lines])[0]
 

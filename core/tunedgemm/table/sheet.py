@@ -350,7 +350,6 @@ def format_line(record: Record, names: Sequence[str]) -> str:
 
 
 def _join_fields(fields: Sequence[str]) -> str:
-    """Join fields to one line, quoted where needed."""
     out = io.StringIO()
     csv.writer(out, lineterminator="").writerow(fields)
     return out.getvalue()
@@ -362,7 +361,6 @@ def _ending(line: str) -> str:
 
 
 def _extend_line(line: str, fields: Sequence[str], newline: str) -> str:
-    """Append fields to a line."""
     ending = _ending(line)
     return f"{line[: len(line) - len(ending)]},{_join_fields(fields)}{ending or newline}" if fields else line
 

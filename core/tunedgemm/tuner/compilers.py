@@ -125,7 +125,6 @@ class Compilers:
         self._awake = pool
 
     def _feed_first(self, tasks: Iterable[Task]) -> None:
-        """Submit the tasks that still wait."""
         with self._lock:
             self._look()
             for task in tasks:

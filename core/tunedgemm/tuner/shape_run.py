@@ -100,7 +100,6 @@ class ShapeRun:
         return [solution for solution in candidates if solution not in self._timings]
 
     def _compile(self, candidates: Sequence[Solution]) -> list[Solution]:
-        """Wait for the compilers; return the solutions that compiled."""
         self._emit_step("compile")
         compilers, shape, device = self.tuner.compilers, self.task.shape, self.tuner.place.device
         with self._clock("compile"):
@@ -146,7 +145,6 @@ class ShapeRun:
         return right
 
     def _sample(self, solutions: Sequence[Solution], rounds: int) -> Mapping[Solution, Samples | Timing]:
-        """Time solutions in interleaved rounds."""
         if not solutions:
             return {}
         with self._clock("time"):
@@ -161,7 +159,6 @@ class ShapeRun:
         return answers
 
     def _neighbours(self, leaders: Sequence[Solution]) -> list[Solution]:
-        """Return the solutions around the leaders, compiled and checked."""
         if self._is_late(REFINING):
             return []
         near = self.tuner.neighbours(self.task.shape, leaders)

@@ -116,7 +116,6 @@ class Measuring:
         return attrs.evolve(served, status=_line(status), detail=detail)
 
     def _time_alone(self, served: Served, side: Side) -> Served:
-        """Time one side alone; a failure becomes its status."""
         samples = self._samples(served.shape, [side])
         answer = samples if isinstance(samples, str) else samples[0]
         if not isinstance(answer, Samples):
