@@ -24,7 +24,10 @@ def print_json(result: Coverage, following: Sequence[Next], *, by: str, commands
         "files": result.paths,
         "calls": result.calls,
         "time_us": result.time,
-        "served_by": {word: _served(result, group) for word, group in result.ways()},
+        "served_by": {
+            word: {"meaning": group.name, "shapes": len(group.entries), "calls": group.calls, "shares": result.parts(group)}
+            for word, group in result.ways()
+        },
         "table_layers": {name: result.parts(group) for name, group in result.by_table_layer().items()},
         "regrets": {"padded": _regret(result, PADDED), "untuned": _regret(result, UNTUNED)},
         "unused_rows": [attrs.asdict(unused) for unused in result.unused()],
@@ -38,10 +41,6 @@ def print_json(result: Coverage, following: Sequence[Next], *, by: str, commands
         "notes": result.notes,
     }
     print_document("coverage", 1, facts)
-
-
-def _served(result: Coverage, group: Group) -> dict[str, Any]:
-    return {"meaning": group.name, "shapes": len(group.entries), "calls": group.calls, "shares": result.parts(group)}
 
 
 def _regret(result: Coverage, words: Sequence[str]) -> dict[str, Any] | None:

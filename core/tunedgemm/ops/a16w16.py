@@ -11,14 +11,14 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.dtype import dtype_bits, short_dtype, table_text, torch_dtype
+from tunedgemm.dtype import short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops.domain import Domain
 from tunedgemm.ops.hot import Serving, hot, hot_function, serving
 from tunedgemm.ops.layout import check_not_transposed, layout_of
 from tunedgemm.ops.op import Columns, Function, Op, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product, fake, tolerance
-from tunedgemm.ops.quantised import BIAS_DTYPES, check_matrices, describe, flops, names_of
+from tunedgemm.ops.quantised import BIAS_DTYPES, bytes_moved, check_matrices, describe, flops, names_of
 from tunedgemm.ops.schema import BIAS, MNK, Column, Dtype, Flag, Schema
 from tunedgemm.shape import Shape
 
@@ -142,12 +142,6 @@ def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
     return out if scale_c is None else out * scale_c.to(exact)
 
 
-def _bytes_moved(shape: Shape) -> int:
-    read = (shape.m + shape.n) * shape.k * dtype_bits(shape.dtype)
-    bias = shape.n * dtype_bits(shape.bias_dtype) if shape.bias else 0
-    return (read + bias + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
-
-
 def gemm_a16w16(  # noqa: PLR0913, PLR0917 - AITER's arguments, and the weight in its other order
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -209,7 +203,7 @@ op = Op(
     reference=_reference,
     tolerance=tolerance,
     flops=flops,
-    bytes_moved=_bytes_moved,
+    bytes_moved=bytes_moved,
     fake=fake,
     problem=_DOMAIN.problem,
     unbiased=lambda shape: unbiased(shape) if shape.scale == "none" else None,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.dtype import dtype_bits, short_dtype, torch_dtype
+from tunedgemm.dtype import short_dtype, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised, scaled_fp4
 from tunedgemm.ops.hot import BF16, hot, public
@@ -74,13 +74,6 @@ def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
     return out if bias is None else out.add_(bias.to(wide).reshape(1, -1))
 
 
-def _bytes_moved(shape: Shape) -> int:
-    """Count each operand and the output once, and shuffled scales without their padding."""
-    bits = shape.m * shape.k * dtype_bits(shape.dtype) + shape.n * (shape.k * 4 + shape.k // scaled_fp4.GROUP * 8)
-    bits += shape.n * dtype_bits(shape.bias_dtype) if shape.bias else 0
-    return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
-
-
 def gemm_a16wfp4(  # noqa: PLR0913, PLR0917 - AITER's arguments
     x: torch.Tensor,
     w: torch.Tensor,
@@ -136,7 +129,7 @@ op = quantised.product_op(
     shape_of=_shape_of,
     make_inputs=_make_inputs,
     reference=_reference,
-    bytes_moved=_bytes_moved,
+    bytes_moved=lambda shape: quantised.bytes_moved(shape, shape.n * shape.k // scaled_fp4.GROUP * 8, scaled_fp4.FP4[0]),
     fake=fake,
     fields=stated_order,
     problem=scaled_fp4.domain(_DTYPES).problem,

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.dtype import dtype_bits
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised, scaled_fp4
 from tunedgemm.ops.hot import BF16, hot, public
@@ -98,13 +97,6 @@ def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, .
     return (rows, weight, scales.view(x_scale.dtype), *rest)
 
 
-def _bytes_moved(shape: Shape) -> int:
-    """Count each operand and the output once, and shuffled scales without their padding."""
-    bits = (shape.m + shape.n) * (shape.k * 4 + shape.k // scaled_fp4.GROUP * 8)
-    bits += shape.n * dtype_bits(shape.bias_dtype) if shape.bias else 0
-    return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
-
-
 def gemm_a4w4(  # noqa: PLR0913, PLR0917 - AITER's arguments
     A: torch.Tensor,
     B: torch.Tensor,
@@ -164,7 +156,7 @@ op = quantised.product_op(
     shape_of=_shape_of,
     make_inputs=_make_inputs,
     reference=_reference,
-    bytes_moved=_bytes_moved,
+    bytes_moved=lambda shape: quantised.bytes_moved(shape, (shape.m + shape.n) * shape.k // scaled_fp4.GROUP * 8),
     fields=stated_order,
     problem=scaled_fp4.domain(scaled_fp4.FP4[:1]).problem,
     unbiased=unbiased,

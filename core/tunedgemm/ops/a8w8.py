@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from tunedgemm.dtype import FP8, dtype_bits, torch_dtype
+from tunedgemm.dtype import FP8, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised
 from tunedgemm.ops.domain import Domain
@@ -167,13 +167,6 @@ def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, .
     return (x.reshape(shape.m, shape.k)[:m].contiguous(), weight, x_scale, *rest)
 
 
-def _bytes_moved(shape: Shape) -> int:
-    bits = (shape.m + shape.n) * shape.k * dtype_bits(shape.dtype)
-    bits += 32 * (2 if shape.scale == "tensor" else shape.m + shape.n)
-    bits += shape.n * dtype_bits(shape.bias_dtype) if shape.bias else 0
-    return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
-
-
 def gemm_a8w8(
     XQ: torch.Tensor,
     WQ: torch.Tensor,
@@ -245,7 +238,7 @@ def _op(schema: Schema, variable: str, layout_of: Callable[[torch.Tensor], str],
         shape_of=_shaper(str(schema.fixed["op"]), layout_of),
         make_inputs=_make_inputs,
         reference=_reference,
-        bytes_moved=_bytes_moved,
+        bytes_moved=lambda shape: quantised.bytes_moved(shape, 32 * (2 if shape.scale == "tensor" else shape.m + shape.n)),
         problem=Domain(_DTYPES, quantised.OUTDTYPES, quantised.BIAS_DTYPES, _KINDS, layouts).problem,
         canonical=_canonical,
         unbiased=unbiased,

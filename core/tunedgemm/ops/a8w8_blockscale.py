@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.dtype import FP8, dtype_bits, torch_dtype
+from tunedgemm.dtype import FP8, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised
 from tunedgemm.ops.domain import Domain
@@ -111,12 +111,6 @@ def _reference(shape: Shape, operands: tuple[torch.Tensor, ...]) -> torch.Tensor
     wide = exact_dtype(shape.m, shape.n, shape.k)
     values = dequant_blocks(x.reshape(shape.m, shape.k), x_scale.reshape(shape.m, blocks(shape.k)), wide)
     return exact_product(values, dequant_blocks(unshuffled(weight), w_scale, wide, (BLOCK, BLOCK)), wide)
-
-
-def _bytes_moved(shape: Shape) -> int:
-    bits = (shape.m + shape.n) * shape.k * dtype_bits(shape.dtype)
-    bits += 32 * (shape.m + blocks(shape.n)) * blocks(shape.k)
-    return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
 
 
 def _shape_of(
@@ -249,7 +243,7 @@ def _op(schema: Schema, variable: str, **fields: Any) -> Op:
         weights=(1, 3),
         make_inputs=_make_inputs,
         reference=_reference,
-        bytes_moved=_bytes_moved,
+        bytes_moved=lambda shape: quantised.bytes_moved(shape, 32 * (shape.m + blocks(shape.n)) * blocks(shape.k)),
         first_rows=_first_rows,
         problem=domain.problem,
         **fields,

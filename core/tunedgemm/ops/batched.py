@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.dtype import dtype_bits, torch_dtype
+from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import quantised
 from tunedgemm.ops.domain import Domain
@@ -139,17 +139,6 @@ def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, .
     return tuple(operand[:, :m].contiguous() if index < count and index != 1 else operand for index, operand in enumerate(operands))
 
 
-def _flops(shape: Shape) -> int:
-    return 2 * int(shape["B"]) * shape.m * shape.n * shape.k
-
-
-def _bytes_moved(shape: Shape) -> int:
-    read = (shape.m + shape.n) * shape.k * dtype_bits(shape.dtype)
-    scales = 0 if shape.scale == "none" else (shape.m + shape.n) * 32
-    bias = shape.n * dtype_bits(shape.bias_dtype) if shape.bias else 0
-    return int(shape["B"]) * (read + scales + bias + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
-
-
 def batched_gemm_a8w8(
     XQ: torch.Tensor,
     WQ: torch.Tensor,
@@ -237,8 +226,8 @@ def _op(name: str, variable: str, **fields: Any) -> Op:
         files=f"{kind}_{{}}_batched_gemm.csv",
         make_inputs=_make_inputs,
         reference=_reference,
-        flops=_flops,
-        bytes_moved=_bytes_moved,
+        flops=lambda shape: 2 * int(shape["B"]) * shape.m * shape.n * shape.k,
+        bytes_moved=lambda shape: int(shape["B"]) * quantised.bytes_moved(shape, 32 * (shape.m + shape.n) if shape.scale == "row" else 0),
         fake=_fake,
         problem=domain.problem,
         padded_m=exact,

@@ -190,10 +190,6 @@ def _equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
     return tuple(form for one in asked for form in _forms(one))
 
 
-def _is_expert_parallel(shape: Shape) -> bool:
-    return (EXPERT_PARALLEL, True) in shape.extra
-
-
 def _forms(shape: Shape) -> tuple[Shape, ...]:
     """Return a shape in each layout, dtype and activation whose rows may serve it.
 
@@ -240,7 +236,7 @@ def _fields(shape: Shape) -> Mapping[str, Any]:
         "activation": ACTIVATIONS[act],
         "quant_type": QuantType[kind],
         "doweight_stage1": bool(shape["doweight_stage1"]),
-        "expert_parallel": _is_expert_parallel(shape),
+        "expert_parallel": (EXPERT_PARALLEL, True) in shape.extra,
         **stated_order(shape),
         **({"q_dtype_a": q_dtype_a} if q_dtype_a != default_q_dtype_a(shape) else {}),
         **({GATE_MODE: declared[GATE_MODE]} if GATE_MODE in declared else {}),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.dtype import short_dtype, table_text, torch_dtype
+from tunedgemm.dtype import dtype_bits, short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops.layout import transposed_hint
 from tunedgemm.ops.op import Columns, Op
@@ -31,6 +31,20 @@ VALUES = ("kernelId", "splitK", "us", "kernelName", "tflops", "bw", "errRatio")
 def flops(shape: Shape) -> int:
     """Count the operations of a call: multiplications and additions of the product."""
     return 2 * shape.m * shape.n * shape.k
+
+
+def bytes_moved(shape: Shape, scale_bits: int = 0, weight: str = "") -> int:
+    """Count each operand and the output once.
+
+    Args:
+        shape: the shape.
+        scale_bits: bits of all scales.
+        weight: dtype of the weight, if it is not the shape's.
+    """
+    of_x, of_weight = (4 if dtype == "fp4x2" else dtype_bits(dtype) for dtype in (shape.dtype, weight or shape.dtype))
+    bits = shape.k * (shape.m * of_x + shape.n * of_weight) + scale_bits
+    bits += shape.n * dtype_bits(shape.bias_dtype) if shape.bias else 0
+    return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
 
 
 def fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | None = None) -> torch.Tensor:

@@ -162,7 +162,7 @@ def parse_sheet(path: Path, text: str, *, whole: bool = True) -> Sheet:
     head = lines[header].removeprefix("\ufeff").rstrip("\r\n")
     if len(head) > LONGEST:
         raise TableError(f"{path}: line {header + 1} is too long for a header (got {len(head)} characters)")
-    names = tuple(name if _named(name) else "" for name in map(str.strip, _fields(head) or head.split(",")))
+    names = tuple(name if name and not name.startswith("Unnamed") else "" for name in map(str.strip, _fields(head) or head.split(",")))
     columns = [name for name in names if name]
     if twice := sorted(name for name, times in collections.Counter(columns).items() if times > 1):
         raise TableError(f"{path}: column {twice[0]!r} occurs twice in line {header + 1}, which should be the header")
@@ -299,10 +299,6 @@ def is_comment(line: str) -> bool:
 def may_be_header(line: str) -> bool:
     """Tell whether a line is neither empty nor a comment: the first such line of a file is its header."""
     return bool(line.strip(" \t,\r\n\ufeff")) and not is_comment(line)
-
-
-def _named(column: str) -> bool:
-    return bool(column) and not column.startswith("Unnamed")
 
 
 def _fields(line: str) -> list[str] | None:

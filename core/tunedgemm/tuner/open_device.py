@@ -79,11 +79,8 @@ class OpenDevice:
             DeviceLost: the device does not exist, or its worker dies.
         """
         self.client.begin()
-        self.versions = {libtype: self._version(libtype) for libtype in self._with_versions()}
-
-    def _with_versions(self) -> tuple[str, ...]:
-        """Return the libtypes whose versions matter: with --stale, also those of the table's rows."""
-        return self.client.ask("libtypes") if self.options.stale else tuple(self.ranks)
+        libtypes = self.client.ask("libtypes") if self.options.stale else self.ranks  # with --stale, also those of the table's rows
+        self.versions = {libtype: self._version(libtype) for libtype in libtypes}
 
     def _version(self, libtype: str) -> str:
         """Return a library version; leave out the backend if asking for it fails.

@@ -118,7 +118,8 @@ def _costs(result: Coverage) -> Iterator[str]:
         if regret is not None:
             worst = regret.worst
             loss = percent(worst.regret or 0.0)
-            yield f"regret of {name}: {percent(regret.weighted)} in all, at worst {loss}, known of {_of(regret.calls, regret.of)} calls"
+            known = f"{_number(regret.calls)} of {_number(regret.of)}"
+            yield f"regret of {name}: {percent(regret.weighted)} in all, at worst {loss}, known of {known} calls"
             taken = worst.us_from if worst.row_m < 0 or worst.us_from != "padded row" else f"row at M={worst.row_m}"
             yield f"  the worst: {worst.shape}: {worst.solution} {worst.us:.2f} us ({taken}), {worst.best_us:.2f} us with {worst.best}"
         elif chosen:
@@ -170,10 +171,6 @@ def _duration(us: float) -> str:
         if us >= size:
             return f"{us / size:.1f} {unit}"
     return f"{us:.1f} us"
-
-
-def _of(part: int, whole: int) -> str:
-    return f"{_number(part)} of {_number(whole)}"
 
 
 def _bare(share: float) -> str:
