@@ -29,12 +29,6 @@ if TYPE_CHECKING:
     from tunedgemm.tuner.progress import Progress
     from tunedgemm.workload.lists import ShapeOverrides
 
-#: Options that are flags of the same name.
-_SAME = (
-    "libtype", "errRatio", "atol", "rtol", "deterministic", "batch_invariant", "cache", "timing", "warmup", "iters", "candidates",
-    "topk", "seconds", "budget", "whole", "batch", "timeout", "kernel_timeout", "all", "stale", "resume", "shard", "sort", "jobs", "mp",
-    "executor", "device", "ray_address",
-)  # fmt: skip
 #: Exit codes of signals begin here, as a shell's.
 _SIGNALS = 128
 
@@ -83,8 +77,8 @@ def _run_all(arguments: argparse.Namespace) -> int:
     from tunedgemm.cli.flags import default
     from tunedgemm.tuner import Options
 
-    profile = expanded(arguments.profile) if arguments.profile else None
-    options = Options(**{name: getattr(arguments, name) for name in _SAME}, profile=profile)
+    arguments.profile = expanded(arguments.profile) if arguments.profile else None
+    options = Options(**{option.name: getattr(arguments, option.name) for option in attrs.fields(Options)})
     _check(arguments)
     arguments.output = default(arguments.output, "GTUNE_TUNED", str, "")
     requests = _with_outputs(_requests(arguments), arguments.output)
