@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 #: AITER's kernels read int4 weights in this order alone, whatever their type says.
 _INT4_LAYOUT = "aiter16x16"
-_NAMES = ("hidden", "w1", "w2", "topk_weight", "topk_ids", "w1_scale", "w2_scale", "a1_scale", "a2_scale", "bias1", "bias2")
 
 
 def shape_of(  # noqa: PLR0913 - fields of the shape

@@ -33,16 +33,15 @@ def select(
     incumbent: Solution | None,
     order: Mapping[str, int],
     eligible: Sequence[str],
-    keep: float = TIE,
     guesses: Collection[Solution] = (),
 ) -> tuple[Timing | None, int]:
     """Choose the row of the table.
 
     Args:
         timings: timings of the candidates.
-        incumbent: the table's present solution. order: libtype to its rank for ties.
+        incumbent: the table's present solution.
+        order: libtype to its rank for ties.
         eligible: the libtypes that may be stored.
-        keep: how much slower than the fastest the incumbent may be and still stay.
         guesses: the backends' choices without tuning. Device memory is faster at some times than at
             others, by 8 % on an H200. Solutions that tie in a slow moment differ in a fast one, and
             a guess is then better than chance.
@@ -54,8 +53,7 @@ def select(
     if not passed:
         return None, 0
     fastest = min(passed, key=lambda timing: timing.us)
-    margins = (max(tie_margin(fastest.noise, timing.noise), keep * (timing.solution == incumbent)) for timing in passed)
-    tied = [timing for timing, margin in zip(passed, margins, strict=True) if timing.us <= fastest.us * (1 + margin)]
+    tied = [timing for timing in passed if timing.us <= fastest.us * (1 + tie_margin(fastest.noise, timing.noise))]
 
     def preference(timing: Timing) -> tuple[bool, int, bool, bool, float]:
         solution = timing.solution
