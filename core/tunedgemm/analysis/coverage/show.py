@@ -68,7 +68,7 @@ def print_next(result: Sequence[Next], console: Console, *, verbose: bool = Fals
         _say(console, "nothing to tune: every call has an exact row, or the padded row that the rest of its layer shares")
         return
     most = None if verbose else _MOST_M
-    rows = [{"layer": next.title, "% time": _bare(next.share), "M": next.rows(most)} for next in result]
+    rows = [{"layer": proposal.title, "% time": _bare(proposal.share), "M": proposal.rows(most)} for proposal in result]
     print_grid(grid_of(("layer", Column("% time", right=True), Column("M", prose=True)), rows, "what to tune next"), console)
 
 

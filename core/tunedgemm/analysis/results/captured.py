@@ -58,7 +58,10 @@ def _facts(found: Coverage) -> dict[str, Any]:
         "regrets": [text for name, words in (("padded rows", PADDED), ("untuned calls", UNTUNED)) if (text := _regret(found, name, words))],
         "unused": unused,
         "with_unused": found.rows("exact", by="calls"),
-        "next": [{"layer": printable_line(next.title), "share": next.share, "m": next.rows(_MOST_M)} for next in found.next(_MOST_NEXT)],
+        "next": [
+            {"layer": printable_line(proposal.title), "share": proposal.share, "m": proposal.rows(_MOST_M)}
+            for proposal in found.next(_MOST_NEXT)
+        ],
         "left_out": len(found.problems),
         "notes": [printable_line(note) for note in found.notes],
     }
