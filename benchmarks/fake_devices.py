@@ -98,10 +98,10 @@ def _work(shape: Shape, seconds: float) -> None:
     time.sleep(seconds * (0.6 + (shape.n * 31 + shape.k * 17 + shape.m) % 97 / 120))
 
 
-def _compile(tasks: Sequence[compilers.Task]) -> compilers.Results:
-    """Stand for compilations in a compiling process."""
-    time.sleep(COMPILE_S * len(tasks))
-    return [""] * len(tasks), COMPILE_S * len(tasks)
+def _compile(*_: object) -> str:
+    """Stand for a compilation in a compiling process."""
+    time.sleep(COMPILE_S)
+    return ""
 
 
 @contextlib.contextmanager
@@ -110,7 +110,7 @@ def fake_devices(count: int) -> Iterator[None]:
     with (
         mock.patch.object(local, "devices", lambda _: list(range(count))),
         mock.patch.object(local, "Session", FakeSession),
-        mock.patch.object(compilers, "_prepare_all", _compile),
+        mock.patch.object(compilers, "_prepare", _compile),
         mock.patch.object(compilers.Compilers, "_prepares", lambda *_: True),
     ):
         yield

@@ -1,5 +1,4 @@
-"""Measure a table of a million rows: loading it from CSV and from the index on disk, memory, and
-look-ups.
+"""Measure a table of a million rows: loading it from CSV, memory, and look-ups.
 
 A seeded generator writes two tables of the bf16 product in AITER's columns. ``plain`` has 2,000
 pairs of N and K, each on one of four devices, with 500 M: every layer of every model for every
@@ -48,8 +47,8 @@ DEVICES = (("gfx942", 304), ("gfx942", 80), ("gfx950", 256), ("sm_90", 132))
 M = (*range(1, 257), *range(272, 4097, 16), 8192, 16384, 32768, 65536)
 
 #: what is asked of a million rows, by the name of the figure
-GOALS = {"csv_s": 3.0, "csv_mib": 1024.0, "index_s": 0.5, "hit_us": 0.5, "miss_us": 3.0}
-UNITS = {"csv_s": "load from CSV, s", "csv_mib": "  its memory, MiB", "index_s": "load with the index, s", "index_mib": "  its memory, MiB"}
+GOALS = {"csv_s": 3.0, "csv_mib": 1024.0, "hit_us": 0.5, "miss_us": 3.0}
+UNITS = {"csv_s": "load from CSV, s", "csv_mib": "  its memory, MiB"}
 UNITS |= {"first_us": "first, us", "hit_us": "hit, us", "equal_us": "hit of an equal shape, us", "miss_us": "miss, us"}
 ASKED = 2000
 
@@ -128,8 +127,8 @@ def look_ups(path: Path, table: Any) -> dict[str, list[float]]:
     return samples
 
 
-def child(path: Path, kind: str) -> dict[str, Any]:
-    """Load the table in this process, and look shapes up; *kind* is ``csv`` or ``index``."""
+def child(path: Path) -> dict[str, Any]:
+    """Load the table in this process, and look shapes up."""
     from tunedgemm.ops import op_named
     from tunedgemm.table.lookup import Table
 
@@ -139,29 +138,21 @@ def child(path: Path, kind: str) -> dict[str, Any]:
     table = Table.load(op, above=[path])
     took, processor = time.perf_counter() - start, time.process_time() - processor
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    samples = {f"{kind}_s": [took], f"{kind}_cpu_s": [processor], f"{kind}_mib": [grown]}
-    return samples | (look_ups(path, table) if kind == "index" else {})
+    return {"csv_s": [took], "csv_cpu_s": [processor], "csv_mib": [grown], **look_ups(path, table)}
 
 
 def measure(name: str, rows: int, folder: Path, repeats: int) -> dict[str, Any]:
     """Return all samples of one table, each load in a fresh process."""
     path = write(name, rows, folder)
-    cache = folder / "cache"
-    environment = {**os.environ, "TUNEDGEMM_CACHE": str(cache), "TUNEDGEMM_HOME": str(folder / "home")}
+    environment = {**os.environ, "TUNEDGEMM_CACHE": str(folder / "cache"), "TUNEDGEMM_HOME": str(folder / "home")}
     samples: dict[str, list[float]] = {}
-    for kind in ("csv", "index"):
-        for _ in range(repeats):
-            if kind == "csv":  # the process scans, and leaves the index for those that follow
-                for file in cache.rglob("*.index"):
-                    file.unlink()
-            command = [sys.executable, __file__, "--child", str(path), "--kind", kind]
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-            for figure, values in json.loads(done.stdout).items():
-                samples.setdefault(figure, []).extend(values)
-    kept = sum(file.stat().st_size for file in cache.rglob("*.index"))
-    for file in (path, *cache.rglob("*.index")):
-        file.unlink(missing_ok=True)
-    return {"rows": rows, "index_bytes": kept, "best": {figure: min(values) for figure, values in samples.items()}, "samples": samples}
+    for _ in range(repeats):
+        command = [sys.executable, __file__, "--child", str(path)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        for figure, values in json.loads(done.stdout).items():
+            samples.setdefault(figure, []).extend(values)
+    path.unlink()
+    return {"rows": rows, "best": {figure: min(values) for figure, values in samples.items()}, "samples": samples}
 
 
 def machine() -> dict[str, Any]:
@@ -195,12 +186,11 @@ def main() -> int:
     parser = parser_of(__doc__)
     add_check(parser)
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--repeats", type=int, default=5, help="processes that load each table, each way (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="processes that load each table (default: %(default)s)")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--kind", default="csv", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        print(json.dumps(child(arguments.child, arguments.kind)))
+        print(json.dumps(child(arguments.child)))
         return 0
     with tempfile.TemporaryDirectory() as folder:
         tables = {name: measure(name, arguments.rows, Path(folder), arguments.repeats) for name in TABLES}

@@ -14,11 +14,11 @@ from tunedgemm.backends.artifact import SHARED, artifact
 from tunedgemm.backends.signature import KEYS, REQUIRED, SignatureError, check_signature
 from tunedgemm.errors import TableError
 from tunedgemm.ops import op_named
-from tunedgemm.table import folders, indexfile
+from tunedgemm.table import folders, source
 from tunedgemm.table.csvfile import write_rows
-from tunedgemm.table.indexfile import open_source
 from tunedgemm.table.lookup import Table
 from tunedgemm.table.published import checked_body
+from tunedgemm.table.source import open_source
 
 minisign: Any = pytest.importorskip("minisign")
 
@@ -92,17 +92,6 @@ def test_tables(sign: Callable[..., Any], table: Path) -> None:
         open_source(table, OP)
 
 
-def test_large_tables(sign: Callable[..., Any], table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table of which an index is kept is checked, too, before and after the index exists."""
-    monkeypatch.setattr(indexfile, "LARGE", 1)
-    for _ in range(2):
-        with pytest.raises(TableError, match="unsigned"):
-            open_source(table, OP)
-        sign(table)
-        open_source(table, OP)
-        Path(f"{table}.minisig").unlink()
-
-
 def test_the_bytes_that_were_checked_are_read(sign: Callable[..., Any], table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table is read once, so that it cannot be replaced between the check and its use."""
     reads = []
@@ -129,7 +118,7 @@ def test_a_link_that_changes(sign: Callable[..., Any], table: Path, monkeypatch:
     link = table.with_name("link.csv")
     table.write_text("not a table of the package\n")
     link.symlink_to(shipped if shipped_first else table)
-    real = indexfile.read_raw
+    real = source.read_raw
 
     def swapped(path: Path) -> bytes:
         if shipped_first:
@@ -141,12 +130,12 @@ def test_a_link_that_changes(sign: Callable[..., Any], table: Path, monkeypatch:
             link.symlink_to(shipped)
         return content
 
-    monkeypatch.setattr(indexfile, "read_raw", swapped)
+    monkeypatch.setattr(source, "read_raw", swapped)
     if shipped_first:
-        assert indexfile._signed(link) == checked_body(shipped, shipped.read_bytes())
+        assert source._signed(link) == checked_body(shipped, shipped.read_bytes())
     else:
         with pytest.raises(TableError, match=r"link.csv: unsigned"):
-            indexfile._signed(link)
+            source._signed(link)
 
 
 def test_shared_artifacts(

@@ -12,7 +12,7 @@ from tunedgemm.cli import main
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.table.folders import untuned_path
-from tunedgemm.table.indexfile import open_source
+from tunedgemm.table.source import open_source
 from tunedgemm.workload.capturefile import CaptureFile
 
 OP = op_named("a16w16")

@@ -17,9 +17,9 @@ from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, fold, infer_op, read_rows, upsert, write_rows
-from tunedgemm.table.indexfile import open_source
 from tunedgemm.table.lookup import Table
 from tunedgemm.table.published import Provenance, is_published, provenance_of, published_text
+from tunedgemm.table.source import open_source
 from tunedgemm.table.untuned import Untuned, read_listed, read_shapes, read_untuned, untuned_text, write_untuned
 
 Corpus = Callable[..., list[bytes]]

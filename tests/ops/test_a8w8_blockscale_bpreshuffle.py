@@ -16,6 +16,7 @@ OP = op_named("a8w8_blockscale_bpreshuffle")
 PLAIN = op_named("a8w8_blockscale")
 CPU = torch.device("cpu")
 SHAPE = Shape("a8w8_blockscale_bpreshuffle", 6, 144, 288, "fp8_e4m3fn", "bf16", scale="block", layout="aiter16x16")
+PLAIN_SHAPE = attrs.evolve(SHAPE, op="a8w8_blockscale", layout="row")
 
 
 def fp8(*sizes):
@@ -63,12 +64,12 @@ class TestColumns:
 def test_the_reference_is_that_of_plain_operands():
     """Shuffling and transposing move bytes and change no result."""
     x, weight, x_scale, w_scale = OP.make_inputs(SHAPE, CPU, 5)
-    plain = PLAIN.make_inputs(attrs.evolve(SHAPE, op="a8w8_blockscale", layout="row"), CPU, 5)
+    plain = PLAIN.make_inputs(PLAIN_SHAPE, CPU, 5)
     assert isinstance(weight, ShuffledWeight)
     assert x_scale.is_contiguous()
     assert torch.equal(x_scale.view(3, 6).t(), plain[2])
     reference = OP.reference(SHAPE, (x, weight, x_scale, w_scale))
-    assert torch.equal(reference, PLAIN.reference(SHAPE, plain))
+    assert torch.equal(reference, PLAIN.reference(PLAIN_SHAPE, plain))
     # Scales that lie row by row, passed by mistake, are another product.
     assert worst_row_error(OP.reference(SHAPE, (x, weight, plain[2], w_scale)), reference) > 10 * OP.tolerance(SHAPE).row_error
 
@@ -78,8 +79,8 @@ class TestFunction:
 
     def test_aiters_arguments(self):
         """The function takes AITER's arguments, and scales of x as AITER makes them."""
-        x, weight, plain_scale, w_scale = PLAIN.make_inputs(attrs.evolve(SHAPE, op="a8w8_blockscale", layout="row"), CPU, 0)
-        reference = PLAIN.reference(SHAPE, (x, weight, plain_scale, w_scale))
+        x, weight, plain_scale, w_scale = PLAIN.make_inputs(PLAIN_SHAPE, CPU, 0)
+        reference = PLAIN.reference(PLAIN_SHAPE, (x, weight, plain_scale, w_scale))
         call = TunedGemm().gemm_a8w8_blockscale_bpreshuffle
         out = call(x.view(2, 3, 288), shuffle_weight(weight), transposed_scale(plain_scale), w_scale, torch.float16)
         assert (out.shape, out.dtype) == ((2, 3, 144), torch.float16)

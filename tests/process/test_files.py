@@ -20,7 +20,7 @@ CORE = Path(files.__file__).parents[1]
 #: Modules that read files of the package or of the kernel's /proc and /sys.
 OF_THE_SYSTEM = {
     "analysis/doctor/machine.py", "backends/driver.py", "backends/private.py",
-    "cli/new_plugin.py", "device.py", "table/indexfile.py", "tuner/processes.py", "tuner/workload.py", "workload/models/confine.py",
+    "cli/new_plugin.py", "device.py", "tuner/processes.py", "tuner/workload.py", "workload/models/confine.py",
 }  # fmt: skip
 
 

@@ -53,9 +53,6 @@ torch.use_deterministic_algorithms(True)
 torch.set_grad_enabled(False)
 torch.set_float32_matmul_precision("medium")
 torch.set_autocast_enabled("cpu", True)
-torch.overrides.BaseTorchFunctionMode().__enter__()
-mode = torch.inference_mode()
-mode.__enter__()
 warnings.simplefilter("ignore")
 {}
 """
@@ -74,14 +71,14 @@ logging.basicConfig(stream=sys.stdout, format="%(message)s")
 def state():
     torch = sys.modules.get("torch")
     of_torch = torch and (torch.get_default_dtype(), torch.empty(1).device.type, torch.are_deterministic_algorithms_enabled(),
-        torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_float32_matmul_precision(),
-        torch.is_autocast_enabled("cpu"), torch._C._len_torch_function_stack(), {"torch.get_num_threads()" if early else ""})
+        torch.is_grad_enabled(), torch.get_float32_matmul_precision(),
+        torch.is_autocast_enabled("cpu"), {"torch.get_num_threads()" if early else ""})
     return os.getcwd(), dict(os.environ), of_torch or 0
 before = state()
 answer, fault = load(EntryPoint("mine", "switching", "group"))
 after = state()
 assert after[:2] == before[:2], (before, after)
-initial = sys.modules["torch"].float32, "cpu", False, True, False, "highest", False, 0
+initial = sys.modules["torch"].float32, "cpu", False, True, "highest", False
 assert after[2] == (before[2] or initial), after[2]
 print(fault)
 """

@@ -11,9 +11,9 @@ from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, fold, infer_op, read_rows, upsert, write_rows
-from tunedgemm.table.indexfile import open_source
 from tunedgemm.table.lookup import Table
 from tunedgemm.table.published import Provenance, provenance_of, published_text, refuse_published
+from tunedgemm.table.source import open_source
 from tunedgemm.tuner.store import Store
 
 OP = op_named("a16w16")

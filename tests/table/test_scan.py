@@ -13,8 +13,8 @@ from tunedgemm.errors import ShapeError, TableError
 from tunedgemm.ops import op_named, ops
 from tunedgemm.table import scan as module
 from tunedgemm.table.csvfile import read_rows
-from tunedgemm.table.indexfile import open_source
 from tunedgemm.table.scan import normalise, scan
+from tunedgemm.table.source import open_source
 
 OP = op_named("a16w16")
 HEADER = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw"

@@ -22,8 +22,8 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table import sheet as sheets
 from tunedgemm.table.csvfile import Row, read_rows, upsert, write_rows
-from tunedgemm.table.indexfile import open_source
 from tunedgemm.table.sheet import Record, Sheet, read_sheet
+from tunedgemm.table.source import open_source
 
 OP = op_named("a16w16")
 HEADER = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw"

@@ -83,7 +83,7 @@ def test_a_split_bias_is_verified_and_timed_as_any_other():
     registry = fake_registry(fake_backend("mine", solutions=("good", "off"), supports=no_bias, call=call))
     session = Session("a16w16", -1, Options(libtype="mine"), registry)
     good, off = Solution("mine", "good+add"), Solution("mine", "off+add")
-    assert session.list("mine", BIASED) == (good, off)
+    assert session.solutions("mine", BIASED) == (good, off)
     session.open(BIASED)
     assert session.check(BIASED, good).status == "ok" and session.check(BIASED, off).status == "wrong"
     assert len(session.sample(BIASED, (good,), 2)[good].us) == 2

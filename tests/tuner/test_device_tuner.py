@@ -20,7 +20,6 @@ from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.compilers import Compilers
 from tunedgemm.tuner.device_tuner import DeviceTuner
-from tunedgemm.tuner.requests import Batch, Bind, Check, CheckAgain, CheckFirst, TakeSamples
 from tunedgemm.tuner.session import Session
 from tunedgemm.tuner.trial import Bench, Event, Options, Outcome, Samples, Step, Task, Trials
 from tunedgemm.tuner.worker import WorkerDied
@@ -44,7 +43,7 @@ class Mortal:
     stopped: bool = False
 
     def __call__(self, request: Any, *, timeout: float = 0.0) -> Any:
-        parts = request.requests if isinstance(request, Batch) else (request,)
+        parts = request.arguments[0] if request.method == "each" else (request,)
         self.requests.extend(parts)
         status = "crashed" if self.stopped else next(filter(None, map(self.dies, parts)), "")
         if status:
@@ -91,13 +90,13 @@ def statuses(outcome: Outcome) -> dict[str, str]:
 
 def concerns(request: Any, name: str) -> bool:
     """Whether a request names a kernel."""
-    solutions = [getattr(request, "solution", None), *getattr(request, "solutions", ())]
-    return any(solution is not None and solution.kernel_name == name for solution in solutions)
+    about = request.arguments[1] if request.method in ("bind", "check", "check_first", "check_again", "sample") else ()
+    return any(solution.kernel_name == name for solution in (about if isinstance(about, tuple) else (about,)))
 
 
-def dies_at(kind: type, name: str, status: str = "crashed") -> Dies:
-    """Die at each request of a kind that names a kernel."""
-    return lambda request: status if isinstance(request, kind) and concerns(request, name) else ""
+def dies_at(kind: str, name: str, status: str = "crashed") -> Dies:
+    """Die at each call of a method that names a kernel."""
+    return lambda request: status if request.method == kind and concerns(request, name) else ""
 
 
 def never(request: Any) -> str:
@@ -105,10 +104,10 @@ def never(request: Any) -> str:
 
 
 @pytest.mark.parametrize(("kind", "status", "wanted"), [
-    (Bind, "crashed", "crashed"), (Bind, "hung", "compile_timeout"), (Check, "hung", "hung"), (Check, "fault", "fault"),
-    (CheckFirst, "fault", "fault"), (TakeSamples, "crashed", "crashed"), (CheckAgain, "crashed", "crashed"),
+    ("bind", "crashed", "crashed"), ("bind", "hung", "compile_timeout"), ("check", "hung", "hung"), ("check", "fault", "fault"),
+    ("check_first", "fault", "fault"), ("sample", "crashed", "crashed"), ("check_again", "crashed", "crashed"),
 ])  # fmt: skip
-def test_a_crash_blames_the_running_solution(kind: type, status: str, wanted: str) -> None:
+def test_a_crash_blames_the_running_solution(kind: str, status: str, wanted: str) -> None:
     """Wherever "two" ends the worker, only it gets the status, and the others are measured
     normally.
     """
@@ -121,21 +120,21 @@ def test_a_crash_blames_the_running_solution(kind: type, status: str, wanted: st
     assert outcome.winner.solution.kernel_name in ("one", "three")
 
 
-def names_in(tuner: DeviceTuner, kind: type) -> list[str]:
+def names_in(tuner: DeviceTuner, kind: str) -> list[str]:
     """The kernels of the requests of a kind."""
     worker: Any = tuner.client.worker
-    return [request.solution.kernel_name for request in worker.requests if type(request) is kind]
+    return [request.arguments[1].kernel_name for request in worker.requests if request.method == kind]
 
 
 def test_the_right_ones_of_a_batch_are_checked_once() -> None:
     """Solutions are checked together, and one by one only where one of them ends the worker."""
     made = device_tuner(never, bench=clock())
     tuned(made)
-    assert len(names_in(made, CheckFirst)) == 4
+    assert len(names_in(made, "check_first")) == 4
 
-    made = device_tuner(dies_at(CheckFirst, "two"), bench=clock())
+    made = device_tuner(dies_at("check_first", "two"), bench=clock())
     tuned(made)
-    assert sorted(names_in(made, CheckFirst)) == ["native", "native", "one", "one", "three", "three", "two", "two"]
+    assert sorted(names_in(made, "check_first")) == ["native", "native", "one", "one", "three", "three", "two", "two"]
 
 
 def test_only_kept_solutions_are_checked_fully() -> None:
@@ -146,8 +145,8 @@ def test_only_kept_solutions_are_checked_fully() -> None:
     made = device_tuner(never, bench=clock(three=20.0))
     outcome, _ = tuned(made)
 
-    assert set(names_in(made, CheckFirst)) == {"native", "one", "two", "three"}
-    assert sorted(names_in(made, Check)) == ["native", "one", "two"]
+    assert set(names_in(made, "check_first")) == {"native", "one", "two", "three"}
+    assert sorted(names_in(made, "check")) == ["native", "one", "two"]
     assert statuses(outcome)["three"] == "screened"
 
 
@@ -158,8 +157,8 @@ def test_deterministic_runs_check_all_solutions_fully(how: dict[str, bool]) -> N
     made = device_tuner(never, options, bench=clock(three=20.0))
     tuned(made)
 
-    assert set(names_in(made, Check)) == {"native", "one", "two", "three"}
-    assert not names_in(made, CheckFirst)
+    assert set(names_in(made, "check")) == {"native", "one", "two", "three"}
+    assert not names_in(made, "check_first")
 
 
 def test_a_solution_that_fails_the_full_check_drops_no_other() -> None:
@@ -168,7 +167,7 @@ def test_a_solution_that_fails_the_full_check_drops_no_other() -> None:
     Solutions that were dropped for it are timed again, and one wins.
     """
     bench = clock(one=1.0, two=20.0, three=25.0)
-    found = device_tuner(dies_at(Check, "one"), bench=bench)
+    found = device_tuner(dies_at("check", "one"), bench=bench)
     outcome, told = tuned(found)
 
     assert outcome.winner is not None
@@ -217,7 +216,7 @@ def test_a_late_failure_drops_no_other() -> None:
     Solutions that were dropped for it are timed again, and each is final once.
     """
     bench = clock(one=1.0, two=20.0)
-    outcome, told = tuned(device_tuner(dies_at(CheckAgain, "one"), bench=bench))
+    outcome, told = tuned(device_tuner(dies_at("check_again", "one"), bench=bench))
 
     assert outcome.winner is not None
     assert outcome.winner.solution.kernel_name == "three"
@@ -231,7 +230,7 @@ def test_an_unreproduced_crash_blames_no_solution() -> None:
     deaths = iter([True])
 
     def dies(request: Any) -> str:
-        return "crashed" if isinstance(request, TakeSamples) and len(request.solutions) > 1 and next(deaths, False) else ""
+        return "crashed" if request.method == "sample" and len(request.arguments[1]) > 1 and next(deaths, False) else ""
 
     made = device_tuner(dies)
 
@@ -243,7 +242,7 @@ def test_an_unreproduced_crash_blames_no_solution() -> None:
 
 def test_final_timings_are_emitted_at_once_and_only_once() -> None:
     """A failure is emitted before the outcome, so that it is kept if the run ends in between."""
-    made = device_tuner(dies_at(Check, "one"))
+    made = device_tuner(dies_at("check", "one"))
 
     outcome, told = tuned(made)
 
@@ -282,14 +281,14 @@ def test_a_lost_device_blames_no_solution() -> None:
     died: list[str] = []
 
     def dies(request: Any) -> str:
-        if isinstance(request, Check) or died:
-            died.append(type(request).__name__)
+        if request.method == "check" or died:
+            died.append(request.method)
             return "fault"
         return ""
 
     with pytest.raises(DeviceLost, match="no worker can be started"):
         tuned(device_tuner(dies))
-    assert died == ["Check", "GetPlace"]
+    assert died == ["check", "place"]
 
 
 def test_operands_that_do_not_fit_end_the_shape() -> None:
@@ -345,7 +344,7 @@ def test_an_incumbent_in_the_paired_comparison_is_checked_again() -> None:
 
     Then it has to be right after the timing.
     """
-    made = device_tuner(dies_at(CheckAgain, "three"), bench=clock(three=10.5))
+    made = device_tuner(dies_at("check_again", "three"), bench=clock(three=10.5))
 
     outcome, _ = tuned(made, task=Task(SHAPE, incumbent=Solution("turbo", "three")))
 
@@ -403,8 +402,8 @@ def test_a_winner_is_checked_after_its_timing() -> None:
     checks: list[bool] = []
 
     def dies(request: Any) -> str:
-        checked_again = isinstance(request, CheckAgain)
-        in_pair = isinstance(request, TakeSamples) and len(request.solutions) <= 2 and concerns(request, "one") and any(checks)
+        checked_again = request.method == "check_again"
+        in_pair = request.method == "sample" and len(request.arguments[1]) <= 2 and concerns(request, "one") and any(checks)
         checks.append(checked_again)
         return "crashed" if in_pair or (checked_again and concerns(request, "two")) else ""
 

@@ -16,7 +16,6 @@ from tunedgemm.solution import Solution
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.tuner.compilers import Compilers
 from tunedgemm.tuner.device_tuner import DeviceTuner
-from tunedgemm.tuner.requests import GetRefusal, GetVersion, ListNeighbours, ListSolutions
 from tunedgemm.tuner.session import Session
 from tunedgemm.tuner.trial import Event, Options, Outcome, Task
 from tunedgemm.tuner.worker import WorkerDied
@@ -65,13 +64,13 @@ def two_backends(dies: Dies, **options: Any) -> DeviceTuner:
     return made
 
 
-@pytest.mark.parametrize(("kind", "hook"), [(GetRefusal, "supports"), (ListSolutions, "enumerate_solutions")])
+@pytest.mark.parametrize(("kind", "hook"), [("refusal", "supports"), ("solutions", "enumerate_solutions")])
 @pytest.mark.parametrize("status", ["crashed", "hung", "PluginError", "KeyError"])
-def test_a_backend_that_fails_in_its_list_costs_itself(kind: type, hook: str, status: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_backend_that_fails_in_its_list_costs_itself(kind: str, hook: str, status: str, caplog: pytest.LogCaptureFixture) -> None:
     """The others are tuned; the warning names the shape, the libtype and the hook."""
 
     def dies(request: Any) -> str:
-        if not isinstance(request, kind) or request.libtype != "bad":
+        if request.method != kind or request.arguments[0] != "bad":
             return ""
         if status in ("crashed", "hung"):
             return status
@@ -88,7 +87,7 @@ def test_a_backend_that_fails_in_its_list_costs_itself(kind: type, hook: str, st
 
 def test_a_backend_that_ends_every_worker_is_left_out_of_the_run(caplog: pytest.LogCaptureFixture) -> None:
     """After three lost workers it is not asked again: each may take two minutes."""
-    made = two_backends(lambda request: "hung" if isinstance(request, GetRefusal) and request.libtype == "bad" else "")
+    made = two_backends(lambda request: "hung" if request.method == "refusal" and request.arguments[0] == "bad" else "")
     listings = [made.listed(attrs.evolve(SHAPE, m=m)) for m in range(1, 6)]
     assert all([str(solution) for solution in listing.solutions] == ["turbo:turbo"] for listing in listings)
     assert len(caplog.records) == 3 and "left out of this run" in listings[-1].reasons
@@ -96,16 +95,16 @@ def test_a_backend_that_ends_every_worker_is_left_out_of_the_run(caplog: pytest.
 
 def test_a_library_version_that_ends_the_worker_costs_its_backend(caplog: pytest.LogCaptureFixture) -> None:
     """Processes that dispatch ask for it as well, so the backend is left out, and the others are tuned."""
-    made = two_backends(lambda request: "crashed" if isinstance(request, GetVersion) and request.libtype == "bad" else "")
+    made = two_backends(lambda request: "crashed" if request.method == "version" and request.arguments[0] == "bad" else "")
     assert [str(solution) for solution in made.listed(SHAPE).solutions] == ["turbo:turbo"]
     assert "left out: libtype 'bad': library_version() ended the worker" in caplog.text
 
 
 def test_a_backend_that_fails_to_refine_costs_its_neighbours(caplog: pytest.LogCaptureFixture) -> None:
     """Neighbours of another backend are listed."""
-    made = two_backends(lambda request: "crashed" if isinstance(request, ListNeighbours) and request.leaders[0].libtype == "bad" else "")
+    made = two_backends(lambda request: "crashed" if request.method == "neighbours" and request.arguments[1][0].libtype == "bad" else "")
     leaders = [Solution(libtype, libtype) for libtype in ("bad", "turbo")]
     concerned: Any = made.client.worker
     assert made.neighbours(SHAPE, leaders) == []
-    asked = [request.leaders[0].libtype for request in concerned.requests if isinstance(request, ListNeighbours)]
+    asked = [request.arguments[1][0].libtype for request in concerned.requests if request.method == "neighbours"]
     assert asked == ["bad", "turbo"] and "libtype 'bad': refine() ended the worker" in caplog.text

@@ -19,7 +19,6 @@ from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
 from tunedgemm.testing.shapes import shapes_of
 from tunedgemm.testing.siblings import module_at
 from tunedgemm.tuner import tune
-from tunedgemm.tuner.requests import CheckServed
 from tunedgemm.tuner.served import CALLS, Served
 from tunedgemm.tuner.session import Session
 from tunedgemm.tuner.trial import Options
@@ -56,7 +55,7 @@ def test_a_kernel_that_is_wrong_in_use_is_refused(name: str) -> None:
     kernel, shape = CHEATS[name]
     here, solution = session(kernel), Solution("cheat", "fake")
     first = here.check_first(shape, solution)
-    after = CheckServed(shape, solution).run(here)
+    after = here.check_served(shape, solution)
     assert first.status == "ok", first.detail
     assert after.status != "ok"
     assert after.detail
@@ -76,7 +75,7 @@ def test_right_products_of_every_dtype_and_layout_pass(dtype: str, layout: str) 
     for scale in ("none", "tensor"):
         shape, solution = Shape("a16w16", 5, 1024, 256, dtype, "bf16", scale=scale, layout=layout), Solution("cheat", "fake")
         if not op_named("a16w16").problem(shape):
-            after = CheckServed(shape, solution).run(session(functools.partial(_rounded, shape)))
+            after = session(functools.partial(_rounded, shape)).check_served(shape, solution)
             assert after.status == "ok", after.detail
 
 
@@ -91,7 +90,7 @@ def test_outputs_in_fp8_are_verified(outdtype: str) -> None:
     def hiding(*operands):
         return rounded(*operands).float().nan_to_num().to(torch_dtype(outdtype))
 
-    found, hidden = (CheckServed(shape, solution).run(session(kernel)) for kernel in (rounded, hiding))
+    found, hidden = (session(kernel).check_served(shape, solution) for kernel in (rounded, hiding))
     assert found.status == "ok", found.detail
     assert (hidden.status, "hides NaN" in hidden.detail) == ("wrong", True)
 
@@ -123,7 +122,7 @@ def test_torchs_own_routes_pass() -> None:
     registry = Registry()
     here = Session("a16w16", -1, Options(), registry)
     for shape in (SHAPE, BIASED):
-        for solution in here.list("torch", shape):
+        for solution in here.solutions("torch", shape):
             timing = here.check_served(shape, solution)
             assert timing.status in ("ok", "unsupported"), f"{shape} {solution}: {timing.detail}"
 
@@ -206,7 +205,7 @@ def test_torchs_call_passes_on_a_gpu() -> None:
     """Check that torch's own call serves all forms on a GPU, and a substitute is refused."""
     shape, index = Shape("a16w16", 64, 512, 1024), current_device().index
     good = Session("a16w16", index, Options(), Registry())
-    for solution in good.list("torch", shape):
+    for solution in good.solutions("torch", shape):
         assert good.check_served(shape, solution).status == "ok"
     cheat = Session("a16w16", index, Options(), fake_registry(backend(KERNELS.torchs_call)))
     assert "torch's own call after its kernel failed" in cheat.check_served(shape, Solution("cheat", "fake")).detail

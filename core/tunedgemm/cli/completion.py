@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from tunedgemm.errors import UserError
 
@@ -48,11 +48,8 @@ def add_completers(parser: argparse.ArgumentParser) -> None:
         elif "--op" in action.option_strings:
             action.completer = _ops  # type: ignore[attr-defined]
         elif isinstance(action.metavar, str) and _WORDS.fullmatch(action.metavar):
-            action.completer = _fixed(action.metavar.split("|"))  # type: ignore[attr-defined]
-
-
-def _fixed(words: Iterable[str]) -> Callable[..., list[str]]:
-    return lambda **_: list(words)
+            words = action.metavar.split("|")
+            action.completer = lambda words=words, **_: words  # type: ignore[attr-defined]
 
 
 def _ops(**_: object) -> list[str]:

@@ -38,7 +38,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"time the solutions in use, heaviest first, for this long (default: {_SECONDS:g})")  # fmt: skip
     shown = parser.add_argument_group("output")
     add = shown.add_argument
-    add("--by", default="", metavar="op|layer|shape", help="sum up by op, by layer (a shape without its M) or by shape")
+    add("--by", default="", choices=("op", "layer", "shape"), help="sum up by op, by layer (a shape without its M) or by shape")
     add("--next", type=int, default=10, metavar="N", help="layers to tune next (default: %(default)s)")
     add("-o", "--output", default="", metavar="FILE", help="write the shapes to tune next, for `tune -i`; for several ops to a FOLDER/")
     add("--csv", type=expanded, metavar="FILE", help="write every shape with its solution and time")
@@ -47,7 +47,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from tunedgemm.analysis.coverage import BY, SHIPPED, TUNED, coverage
+    from tunedgemm.analysis.coverage import SHIPPED, TUNED, coverage
     from tunedgemm.analysis.coverage.show import percent, print_coverage, print_next, write_entries
     from tunedgemm.cli.coveragejson import print_json
     from tunedgemm.device import device_of_text
@@ -56,16 +56,10 @@ def _run(arguments: argparse.Namespace) -> int:
     least = arguments.min_exact
     if least is not None and not 0.0 <= least <= 100.0:
         raise UserError(f"--min-exact: expected per cent in 0 to 100 (got {least:g})")
-    if arguments.by and arguments.by not in BY:
-        raise UserError(f"--by: expected one of {', '.join(BY)} (got {arguments.by!r})")
     if arguments.shipped and arguments.table:
         raise UserError("--shipped and --table: --shipped asks the package's tables alone; leave out one of them")
-    if arguments.next < 0:
-        raise UserError(f"--next: must be at least 0 (got {arguments.next})")
     if arguments.output and not arguments.next:
         raise UserError("-o and --next 0: -o writes the shapes to tune next, and --next 0 selects none; leave out one of them")
-    if arguments.measure < 0:
-        raise UserError(f"--measure: expected a positive number of seconds (got {arguments.measure:g})")
     result = coverage(
         arguments.files or None,
         op=arguments.op,

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from tunedgemm.analysis.coverage import Coverage, Next
-from tunedgemm.analysis.coverage.result import PADDED, TUNED, UNTUNED, WORDS, Entry, Group
+from tunedgemm.analysis.coverage.result import PADDED, TUNED, UNTUNED, Entry, Group
 from tunedgemm.cli.document import print_document
 
 
@@ -24,13 +24,16 @@ def print_json(result: Coverage, following: Sequence[Next], *, by: str, commands
         "files": result.paths,
         "calls": result.calls,
         "time_us": result.time,
-        "served_by": {word: _served(result, word) for word in WORDS if any(entry.how == word for entry in result.entries)},
-        "table_layers": {name: _shares(group, result) for name, group in result.by_table_layer().items()},
+        "served_by": {
+            word: {"meaning": group.name, "shapes": len(group.entries), "calls": group.calls, "shares": result.parts(group)}
+            for word, group in result.ways()
+        },
+        "table_layers": {name: result.parts(group) for name, group in result.by_table_layer().items()},
         "regrets": {"padded": _regret(result, PADDED), "untuned": _regret(result, UNTUNED)},
         "unused_rows": [attrs.asdict(unused) for unused in result.unused()],
         "with_unused_rows": {"calls": result.rows("exact", by="calls"), "time": result.rows("exact", by="time")},
         "by": by or "op",
-        "groups": [_group(group, result.time) for group in result.by(by or "op")],
+        "groups": [_group(group, result) for group in result.by(by or "op")],
         "shapes": [_entry(entry) for entry in result.entries],
         "next": [_proposal(proposal) for proposal in following],
         "commands": commands,
@@ -38,16 +41,6 @@ def print_json(result: Coverage, following: Sequence[Next], *, by: str, commands
         "notes": result.notes,
     }
     print_document("coverage", 1, facts)
-
-
-def _shares(group: Group, result: Coverage) -> dict[str, float]:
-    return {what: getattr(group, what) / total if (total := getattr(result, what)) else 0.0 for what in ("calls", "time")}
-
-
-def _served(result: Coverage, word: str) -> dict[str, Any]:
-    entries = [entry for entry in result.entries if entry.how == word]
-    shares = {"calls": result.share(word, by="calls"), "time": result.share(word, by="time")}
-    return {"meaning": WORDS[word], "shapes": len(entries), "calls": sum(entry.calls for entry in entries), "shares": shares}
 
 
 def _regret(result: Coverage, words: Sequence[str]) -> dict[str, Any] | None:
@@ -58,9 +51,9 @@ def _regret(result: Coverage, words: Sequence[str]) -> dict[str, Any] | None:
     return {"weighted": regret.weighted, "calls": regret.calls, "of": regret.of, "worst": worst}
 
 
-def _group(group: Group, time: float) -> dict[str, Any]:
+def _group(group: Group, result: Coverage) -> dict[str, Any]:
     shares = {"exact": group.share(*TUNED), "padded": group.share(*PADDED), "other": group.share(*UNTUNED, "refused")}
-    share = group.time / time if time else 0.0
+    share = result.parts(group)["time"]
     return {"name": group.name, "calls": group.calls, "time_us": group.time, "share": share, "shares": shares}
 
 

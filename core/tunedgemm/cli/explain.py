@@ -77,7 +77,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _print(found: Explanation | RowExplanation, *, as_json: bool) -> None:
-    """Print an explanation as text or as the document ``explain``."""
     from tunedgemm.dispatch.explain import RowExplanation
 
     if not as_json:

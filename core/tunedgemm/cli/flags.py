@@ -222,7 +222,6 @@ def _wanted(model: ModelShapes, arguments: argparse.Namespace, *, several: bool)
 
 
 def _fp8(arguments: argparse.Namespace) -> str:
-    """Return the fp8 of ``--fp8``, or the word for the device's."""
     return f"{FP8}_{arguments.fp8}" if arguments.fp8 else FP8
 
 

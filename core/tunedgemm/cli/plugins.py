@@ -96,7 +96,6 @@ def _print_backends(arguments: argparse.Namespace) -> int:
 
 
 def _installed(libtype: str, registry: Registry, device: Device, *, verbose: bool) -> _Installed:
-    """Return what is known of an installed libtype."""
     from tunedgemm.backends.usable import unusable_reasons
     from tunedgemm.solution import Unsupported
 

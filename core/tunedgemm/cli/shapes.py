@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
-
-import attrs
 
 from tunedgemm.backends.command import Command
 from tunedgemm.cli.flags import add_model, add_overrides
 from tunedgemm.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.table import Table as Grid
-
     from tunedgemm.cli.flags import Listed
     from tunedgemm.table.untuned import Untuned
     from tunedgemm.text.console import Console
@@ -62,88 +57,22 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-@attrs.frozen
-class _Form:
-    """One layout of the printed table.
-
-    Attributes:
-        headings: the columns' headings. cells: the cells of each line, by heading.
-        breaks: the columns whose cells may wrap at spaces.
-        framed: whether lines surround the cells.
-    """
-
-    headings: tuple[str, ...]
-    cells: tuple[Mapping[str, str], ...]
-    breaks: tuple[str, ...] = ("layer",)
-    framed: bool = True
-
-    def widths(self, room: int) -> list[int]:
-        """Distribute *room* text columns over the table's columns; return [] if a word would not fit."""
-        texts = [[heading, *(line[heading] for line in self.cells)] for heading in self.headings]
-        whole = [max(map(len, column)) for column in texts]
-        words = [max(len(word) for text in column for word in text.split()) for column in texts]
-        widths = [least if heading in self.breaks else most for heading, least, most in zip(self.headings, words, whole, strict=True)]
-        spare = room - sum(widths) - (3 * len(widths) + 1 if self.framed else 2 * len(widths) - 1)
-        for index in reversed(range(len(widths))) if spare >= 0 else ():
-            more = min(spare, whole[index] - widths[index])
-            widths[index] += more
-            spare -= more
-        return widths if spare >= 0 else []
-
-    def grid(self, widths: list[int]) -> Grid:
-        """Return the table with these column widths; without *widths*, with rich's."""
-        from rich import box
-        from rich.table import Table as Grid
-        from rich.text import Text
-
-        grid = Grid() if self.framed else Grid(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-        for index, heading in enumerate(self.headings):
-            grid.add_column(
-                heading, justify="left" if heading in _LEFT else "right", overflow="fold", width=widths[index] if widths else None
-            )
-        for line in self.cells:
-            grid.add_row(*(Text(line[heading]) for heading in self.headings))
-        return grid
-
-
 def _show(selected: Listed, output: Console, *, verbose: bool) -> None:
-    """Print a line a product, or with *verbose* a line a shape, in the fullest form that breaks no word."""
+    """Print a line a product, or with *verbose* a line a shape; a narrow table shortens layers' names."""
     from rich.text import Text
 
     from tunedgemm.text.console import Column, grid_of, print_grid
 
     output.print(Text(str(selected)), soft_wrap=True)
-    forms = _forms(selected, verbose=verbose)
-    if output.grows:
-        columns = [Column(heading, right=heading not in _LEFT) for heading in forms[0].headings]
-        print_grid(grid_of(columns, forms[0].cells), output)
-        return
-    form = next((form for form in forms if form.widths(output.width)), forms[-1])
-    output.print(form.grid(form.widths(output.width)))
-
-
-def _forms(selected: Listed, *, verbose: bool) -> list[_Form]:
-    """List the layouts, the fullest first.
-
-    The others shorten layers' names to two parts, leave out dtypes and lines, then wrap cells.
-    """
-    cells = tuple(_lines(selected, every=verbose))
     headings = ("layer", "op", *(("M",) if verbose else ()), "N", "K", "dtype", *(("TP",) if len(selected.models) > 1 else ()), "a pass")
-    short = tuple({**line, "layer": " ".join(".".join(name.split(".")[-2:]) for name in line["layer"].split())} for line in cells)
-    broken = tuple({**line, "layer": line["layer"].replace(".", ".\n"), "TP": line["TP"].replace(",", ", ")} for line in short)
-    fewer = tuple(heading for heading in headings if heading != "dtype")
-    return [
-        _Form(headings, cells),
-        _Form(headings, short),
-        _Form(fewer, short),
-        _Form(fewer, short, framed=False),
-        _Form(fewer, short, breaks=("layer", "op"), framed=False),
-        _Form(fewer, broken, breaks=("layer", "op", "TP", "a pass"), framed=False),
-    ]
+    columns = [Column(heading, heading not in _LEFT, heading == "layer", heading == "dtype") for heading in headings]
+    cells = list(_lines(selected, every=verbose))
+    if not output.grows and not grid_of(columns, cells).widths(output.width):
+        cells = [{**line, "layer": " ".join(".".join(name.split(".")[-2:]) for name in line["layer"].split())} for line in cells]
+    print_grid(grid_of(columns, cells), output)
 
 
 def _lines(selected: Listed, *, every: bool) -> list[dict[str, str]]:
-    """Return the table's cells by heading: of every shape, or only of those with the least M."""
     ranks_of: dict[Untuned, list[int]] = {}
     for model in selected.models:
         for rows in model.by_op.values():

@@ -29,12 +29,6 @@ if TYPE_CHECKING:
     from tunedgemm.tuner.progress import Progress
     from tunedgemm.workload.lists import ShapeOverrides
 
-#: Options that are flags of the same name.
-_SAME = (
-    "libtype", "errRatio", "atol", "rtol", "deterministic", "batch_invariant", "cache", "timing", "warmup", "iters", "candidates",
-    "topk", "seconds", "budget", "whole", "batch", "timeout", "kernel_timeout", "all", "stale", "resume", "shard", "sort", "jobs", "mp",
-    "executor", "device", "ray_address",
-)  # fmt: skip
 #: Exit codes of signals begin here, as a shell's.
 _SIGNALS = 128
 
@@ -83,8 +77,8 @@ def _run_all(arguments: argparse.Namespace) -> int:
     from tunedgemm.cli.flags import default
     from tunedgemm.tuner import Options
 
-    profile = expanded(arguments.profile) if arguments.profile else None
-    options = Options(**{name: getattr(arguments, name) for name in _SAME}, profile=profile)
+    arguments.profile = expanded(arguments.profile) if arguments.profile else None
+    options = Options(**{option.name: getattr(arguments, option.name) for option in attrs.fields(Options)})
     _check(arguments)
     arguments.output = default(arguments.output, "GTUNE_TUNED", str, "")
     requests = _with_outputs(_requests(arguments), arguments.output)
@@ -147,7 +141,6 @@ def _lists_of(request: _TuneRequest) -> list[Path]:
 
 
 def _last_of(request: _TuneRequest) -> _TuneRequest:
-    """Return the request for the last shape alone."""
     from tunedgemm.ops import op_named
     from tunedgemm.tuner.plan import requested
 
@@ -177,7 +170,6 @@ def _campaign_of(requests: list[_TuneRequest], options: Options, refused: set[st
 
 
 def _waves(campaign: Campaign, requests: list[_TuneRequest], options: Options) -> Iterator[tuple[_TuneRequest, float]]:
-    """Yield the requests for the waves of a campaign, each with its seconds."""
     by_op = {request.op: request for request in requests}
     for wave in campaign.waves(time.monotonic() + options.budget):
         yield attrs.evolve(by_op[wave.part.op.name], source=wave.shapes), wave.budget

@@ -33,10 +33,10 @@ from tunedgemm.process.filelocks import file_lock
 from tunedgemm.shape import Shape
 from tunedgemm.table.folders import tuned_path
 from tunedgemm.table.index import Index
-from tunedgemm.table.indexfile import open_source
 from tunedgemm.table.lookup import Table
 from tunedgemm.table.row import key_shape
 from tunedgemm.table.sheet import present
+from tunedgemm.table.source import open_source
 
 _log = logging.getLogger("tunedgemm")
 

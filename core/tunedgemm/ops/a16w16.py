@@ -11,14 +11,14 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.dtype import dtype_bits, short_dtype, table_text, torch_dtype
+from tunedgemm.dtype import short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops.domain import Domain
 from tunedgemm.ops.hot import Serving, hot, hot_function, serving
-from tunedgemm.ops.layout import check_not_transposed, layout_of, transposed_hint
+from tunedgemm.ops.layout import check_not_transposed, layout_of
 from tunedgemm.ops.op import Columns, Function, Op, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product, fake, tolerance
-from tunedgemm.ops.quantised import BIAS_DTYPES, describe, flops, names_of
+from tunedgemm.ops.quantised import BIAS_DTYPES, bytes_moved, check_matrices, describe, flops, names_of
 from tunedgemm.ops.schema import BIAS, MNK, Column, Dtype, Flag, Schema
 from tunedgemm.shape import Shape
 
@@ -63,13 +63,13 @@ def _shape_of(
     *,
     otype: torch.dtype | None = None,
 ) -> Shape:
-    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     scales: dict[str, torch.Tensor] = {}
     if scale_a is not None or scale_b is not None or scale_c is not None:
         optional = {"scale_a": scale_a, "scale_b": scale_b, "scale_c": scale_c}
         scales = {name: scale for name, scale in optional.items() if scale is not None}
     if weight.dim() != 2 or x.dim() == 0 or x.shape[-1] != weight.shape[1] or x.dtype != weight.dtype or x.device != weight.device:
-        raise OperandError(_mismatch(x, weight))
+        check_matrices("a16w16", x, weight)
+        raise OperandError(f"a16w16: x and weight must have one dtype (got x {x.dtype}, weight {weight.dtype})")
     n, k = weight.shape
     if bias is not None and (tuple(bias.shape) not in ((n,), (1, n)) or bias.device != x.device):
         raise OperandError(f"a16w16: bias must be [{n}] on {x.device} (got {tuple(bias.shape)} on {bias.device})")
@@ -81,20 +81,6 @@ def _shape_of(
     layout = layout_of("a16w16", weight)
     row_shape = _one_row(n, k, x.dtype, otype or x.dtype, None if bias is None else bias.dtype, bool(scales), layout)
     return row_shape.with_m(math.prod(x.shape[:-1]))
-
-
-def _mismatch(x: torch.Tensor, weight: torch.Tensor) -> str:
-    """Say why x and weight do not fit each other."""
-    operands = f"x {tuple(x.shape)} {x.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
-    if weight.dim() != 2:
-        return f"a16w16: the weight must be 2-D [N, K] ({operands})"
-    if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
-        transposed = x.dim() > 0 and x.shape[-1] == weight.shape[0]
-        hint = f"; {transposed_hint(weight)}" if transposed else ""
-        return f"a16w16: the last dimension of x must equal that of the [N, K] weight ({operands}){hint}"
-    if x.dtype != weight.dtype:
-        return f"a16w16: x and weight must have one dtype ({operands})"
-    return f"a16w16: x is on {x.device} and weight on {weight.device}"
 
 
 @functools.lru_cache(maxsize=4096)
@@ -145,7 +131,6 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute the product on the operands' device, rounded to float64 where quick, else to float32."""
     from tunedgemm.ops.formats.shuffle import unshuffled
 
     x, weight, bias, scale_a, scale_b, scale_c = (*operands, None, None, None, None)[:6]
@@ -155,12 +140,6 @@ def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
         out = out if scale is None else out * scale.to(exact)
     out = out if bias is None else out + bias.to(exact)
     return out if scale_c is None else out * scale_c.to(exact)
-
-
-def _bytes_moved(shape: Shape) -> int:
-    read = (shape.m + shape.n) * shape.k * dtype_bits(shape.dtype)
-    bias = shape.n * dtype_bits(shape.bias_dtype) if shape.bias else 0
-    return (read + bias + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
 
 
 def gemm_a16w16(  # noqa: PLR0913, PLR0917 - AITER's arguments, and the weight in its other order
@@ -224,7 +203,7 @@ op = Op(
     reference=_reference,
     tolerance=tolerance,
     flops=flops,
-    bytes_moved=_bytes_moved,
+    bytes_moved=bytes_moved,
     fake=fake,
     problem=_DOMAIN.problem,
     unbiased=lambda shape: unbiased(shape) if shape.scale == "none" else None,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.dtype import dtype_bits, short_dtype, torch_dtype
+from tunedgemm.dtype import short_dtype, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised, scaled_fp4
 from tunedgemm.ops.hot import BF16, hot, public
@@ -50,7 +50,6 @@ def _shape_of(
     otype: torch.dtype | None = None,
     scale_order: str | None = None,
 ) -> Shape:
-    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     quantised.check_dtype(NAME, "x", x, _DTYPES)
     quantised.check_dtype(NAME, "weight", weight, scaled_fp4.FP4)
     quantised.check_matrices(NAME, x, weight, packed=2)
@@ -69,18 +68,10 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute [m, n] on the operands' device, rounded to float64 where quick, else to float32."""
     x, weight, w_scale, bias = (*operands, None)[:4]
     wide = exact_dtype(shape.m, shape.n, shape.k)
     out = exact_product(x.reshape(shape.m, shape.k), scaled_fp4.weight_values(shape, weight, w_scale, wide), wide)
     return out if bias is None else out.add_(bias.to(wide).reshape(1, -1))
-
-
-def _bytes_moved(shape: Shape) -> int:
-    """Count each operand and the output once, and shuffled scales without their padding."""
-    bits = shape.m * shape.k * dtype_bits(shape.dtype) + shape.n * (shape.k * 4 + shape.k // scaled_fp4.GROUP * 8)
-    bits += shape.n * dtype_bits(shape.bias_dtype) if shape.bias else 0
-    return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
 
 
 def gemm_a16wfp4(  # noqa: PLR0913, PLR0917 - AITER's arguments
@@ -138,7 +129,7 @@ op = quantised.product_op(
     shape_of=_shape_of,
     make_inputs=_make_inputs,
     reference=_reference,
-    bytes_moved=_bytes_moved,
+    bytes_moved=lambda shape: quantised.bytes_moved(shape, shape.n * shape.k // scaled_fp4.GROUP * 8, scaled_fp4.FP4[0]),
     fake=fake,
     fields=stated_order,
     problem=scaled_fp4.domain(_DTYPES).problem,

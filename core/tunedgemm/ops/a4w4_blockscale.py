@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.dtype import dtype_bits
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised, scaled_fp4
 from tunedgemm.ops.hot import BF16, hot, public
@@ -55,7 +54,6 @@ def _shape_of(
     otype: torch.dtype | None = None,
     scale_order: str | None = None,
 ) -> Shape:
-    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     for name, operand in (("x", x), ("weight", weight)):
         quantised.check_dtype(NAME, name, operand, scaled_fp4.FP4)
     quantised.check_matrices(NAME, x, weight)
@@ -76,7 +74,6 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute [m, n] on the operands' device, rounded to float64 where quick, else to float32."""
     import torch
 
     from tunedgemm.ops.formats.mxfp4 import dequant_fp4
@@ -98,13 +95,6 @@ def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, .
     scales = scaled_fp4.in_order(shape, x_scale, shape.m)[:m].contiguous()
     scales = scales if scale_order(shape) == ROW else shuffle_scale(scales)
     return (rows, weight, scales.view(x_scale.dtype), *rest)
-
-
-def _bytes_moved(shape: Shape) -> int:
-    """Count each operand and the output once, and shuffled scales without their padding."""
-    bits = (shape.m + shape.n) * (shape.k * 4 + shape.k // scaled_fp4.GROUP * 8)
-    bits += shape.n * dtype_bits(shape.bias_dtype) if shape.bias else 0
-    return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
 
 
 def gemm_a4w4(  # noqa: PLR0913, PLR0917 - AITER's arguments
@@ -166,7 +156,7 @@ op = quantised.product_op(
     shape_of=_shape_of,
     make_inputs=_make_inputs,
     reference=_reference,
-    bytes_moved=_bytes_moved,
+    bytes_moved=lambda shape: quantised.bytes_moved(shape, (shape.m + shape.n) * shape.k // scaled_fp4.GROUP * 8),
     fields=stated_order,
     problem=scaled_fp4.domain(scaled_fp4.FP4[:1]).problem,
     unbiased=unbiased,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from tunedgemm.dtype import FP8, dtype_bits, torch_dtype
+from tunedgemm.dtype import FP8, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised
 from tunedgemm.ops.domain import Domain
@@ -152,7 +152,6 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute [m, n] on the operands' device, rounded to float64 where quick, else to float32."""
     from tunedgemm.ops.formats.shuffle import unshuffled
 
     x, weight, x_scale, w_scale, bias = (*operands, None)[:5]
@@ -163,18 +162,9 @@ def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
 
 
 def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
-    """Cut the first rows of x and, where they go by row, its scales."""
     x, weight, x_scale, *rest = operands
     x_scale = x_scale.reshape(-1, 1)[:m].contiguous() if shape.scale == "row" else x_scale
     return (x.reshape(shape.m, shape.k)[:m].contiguous(), weight, x_scale, *rest)
-
-
-def _bytes_moved(shape: Shape) -> int:
-    """Count each operand and the output once; scales are float32."""
-    bits = (shape.m + shape.n) * shape.k * dtype_bits(shape.dtype)
-    bits += 32 * (2 if shape.scale == "tensor" else shape.m + shape.n)
-    bits += shape.n * dtype_bits(shape.bias_dtype) if shape.bias else 0
-    return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
 
 
 def gemm_a8w8(
@@ -239,7 +229,6 @@ def gemm_a8w8_bpreshuffle(
 
 
 def _op(schema: Schema, variable: str, layout_of: Callable[[torch.Tensor], str], **fields: Any) -> Op:
-    """Return the op of a schema; *layout_of* as for `_shaper`, *fields* are those in which the two differ."""
     layouts = "shuffled" if isinstance(schema.own[0], ShuffledLayout) else "row"
     return quantised.product_op(
         schema,
@@ -249,7 +238,7 @@ def _op(schema: Schema, variable: str, layout_of: Callable[[torch.Tensor], str],
         shape_of=_shaper(str(schema.fixed["op"]), layout_of),
         make_inputs=_make_inputs,
         reference=_reference,
-        bytes_moved=_bytes_moved,
+        bytes_moved=lambda shape: quantised.bytes_moved(shape, 32 * (2 if shape.scale == "tensor" else shape.m + shape.n)),
         problem=Domain(_DTYPES, quantised.OUTDTYPES, quantised.BIAS_DTYPES, _KINDS, layouts).problem,
         canonical=_canonical,
         unbiased=unbiased,

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.dtype import FP8, dtype_bits, torch_dtype
+from tunedgemm.dtype import FP8, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised
 from tunedgemm.ops.domain import Domain
@@ -74,18 +74,22 @@ def _blocks_shape(op: str, layout: str, operands: tuple[torch.Tensor, ...], otyp
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[torch.Tensor, ...]:
-    """Draw x [m, k] and plain weight [n, k] quantised, with x_scale and w_scale.
+    """Draw x [m, k] and weight [n, k] quantised, with x_scale and w_scale.
 
-    x_scale is [m, ceil(k/128)] in the shape's order, with NaN in the padding of a padded one.
-    w_scale is [ceil(n/128), ceil(k/128)].
+    x_scale is [m, ceil(k/128)] in the shape's order, with NaN in the padding of a padded one; for a
+    shuffled weight its memory is transposed. w_scale is [ceil(n/128), ceil(k/128)].
     """
     import torch
 
     from tunedgemm.ops.formats.quant import per_1x128_quant, per_block_quant
+    from tunedgemm.ops.formats.scales import transposed_scale
+    from tunedgemm.ops.formats.shuffle import shuffle_weight
 
     generator, target = torch.Generator(device).manual_seed(seed), torch_dtype(shape.dtype)
     x, x_scale = per_1x128_quant(quantised.draw(shape.m, shape.k, BLOCK, generator), target)
     weight, w_scale = per_block_quant(quantised.draw(shape.n, shape.k, BLOCK, generator), target, (BLOCK, BLOCK))
+    if shape.layout != "row":
+        return x, shuffle_weight(weight, shape.layout), transposed_scale(x_scale), w_scale
     return x, weight, in_order(x_scale, shape), w_scale
 
 
@@ -98,29 +102,20 @@ def in_order(x_scale: torch.Tensor, shape: Shape) -> torch.Tensor:
 
 
 def _reference(shape: Shape, operands: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Compute [m, n] of a plain weight, and scales of x in any order.
-
-    The result is float64 where that is quick, else float32.
-    """
     from tunedgemm.ops.formats.quant import dequant_blocks
+    from tunedgemm.ops.formats.scales import untransposed_scale
+    from tunedgemm.ops.formats.shuffle import unshuffled
 
     x, weight, x_scale, w_scale = operands
+    x_scale = x_scale if shape.layout == "row" else untransposed_scale(x_scale)
     wide = exact_dtype(shape.m, shape.n, shape.k)
     values = dequant_blocks(x.reshape(shape.m, shape.k), x_scale.reshape(shape.m, blocks(shape.k)), wide)
-    return exact_product(values, dequant_blocks(weight, w_scale, wide, (BLOCK, BLOCK)), wide)
-
-
-def _bytes_moved(shape: Shape) -> int:
-    """Count each operand and the output once; scales are float32."""
-    bits = (shape.m + shape.n) * shape.k * dtype_bits(shape.dtype)
-    bits += 32 * (shape.m + blocks(shape.n)) * blocks(shape.k)
-    return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
+    return exact_product(values, dequant_blocks(unshuffled(weight), w_scale, wide, (BLOCK, BLOCK)), wide)
 
 
 def _shape_of(
     x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor, *, otype: torch.dtype | None = None
 ) -> Shape:
-    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     layout = plain_layout("a8w8_blockscale", weight, "gemm_a8w8_blockscale_bpreshuffle")
     shape = _blocks_shape("a8w8_blockscale", layout, (x, weight, x_scale, w_scale), otype)
     order = order_of("a8w8_blockscale", x_scale, shape.m)
@@ -128,9 +123,13 @@ def _shape_of(
 
 
 def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
+    from tunedgemm.ops.formats.scales import transposed_scale, untransposed_scale
+
     x, weight, x_scale, w_scale = operands
-    scales = x_scale.reshape(shape.m, blocks(shape.k))[:m].contiguous()
-    return x.reshape(shape.m, shape.k)[:m].contiguous(), weight, in_order(scales, shape.with_m(m)), w_scale
+    plain = x_scale if shape.layout == "row" else untransposed_scale(x_scale)
+    scales = plain.reshape(shape.m, blocks(shape.k))[:m].contiguous()
+    scales = in_order(scales, shape.with_m(m)) if shape.layout == "row" else transposed_scale(scales)
+    return x.reshape(shape.m, shape.k)[:m].contiguous(), weight, scales, w_scale
 
 
 def _equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
@@ -177,7 +176,6 @@ def gemm_a8w8_blockscale(
 def _shape_of_bpreshuffle(
     x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor, *, otype: torch.dtype | None = None
 ) -> Shape:
-    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     layout = shuffled_layout("a8w8_blockscale_bpreshuffle", weight, "(16, 16)", "gemm_a8w8_blockscale")
     shape = _blocks_shape("a8w8_blockscale_bpreshuffle", layout, (x, weight, x_scale, w_scale), otype)
     if not x_scale.is_contiguous():
@@ -186,32 +184,6 @@ def _shape_of_bpreshuffle(
             f"(got {tuple(x_scale.shape)} with strides {x_scale.stride()}); pass transposed_scale(x_scale) of scales that lie row by row"
         )
     return shape
-
-
-def _make_inputs_bpreshuffle(shape: Shape, device: torch.device, seed: int) -> tuple[torch.Tensor, ...]:
-    """Draw inputs as for a8w8_blockscale, then shuffle the weight and transpose the scales of x."""
-    from tunedgemm.ops.formats.scales import transposed_scale
-    from tunedgemm.ops.formats.shuffle import shuffle_weight
-
-    x, weight, x_scale, w_scale = _make_inputs(shape, device, seed)
-    return x, shuffle_weight(weight, shape.layout), transposed_scale(x_scale), w_scale
-
-
-def _reference_bpreshuffle(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute [m, n] on the operands' device, rounded to float64 where quick, else to float32."""
-    from tunedgemm.ops.formats.scales import untransposed_scale
-    from tunedgemm.ops.formats.shuffle import unshuffled
-
-    x, weight, x_scale, w_scale = operands
-    return _reference(shape, (x, unshuffled(weight), untransposed_scale(x_scale), w_scale))
-
-
-def _first_rows_bpreshuffle(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
-    from tunedgemm.ops.formats.scales import transposed_scale, untransposed_scale
-
-    x, weight, x_scale, w_scale = operands
-    scales = untransposed_scale(x_scale).reshape(shape.m, blocks(shape.k))[:m]
-    return x.reshape(shape.m, shape.k)[:m].contiguous(), weight, transposed_scale(scales), w_scale
 
 
 def gemm_a8w8_blockscale_bpreshuffle(
@@ -254,7 +226,6 @@ def _order_problem(shape: Shape) -> str:
 
 
 def _op(schema: Schema, variable: str, **fields: Any) -> Op:
-    """Return the op of a schema; *fields* are those in which the two differ."""
     is_plain = schema is _PLAIN
     domain = Domain(
         quantised.FP8,
@@ -270,7 +241,10 @@ def _op(schema: Schema, variable: str, **fields: Any) -> Op:
         values=("libtype", *quantised.VALUES),
         operands=_OPERANDS,
         weights=(1, 3),
-        bytes_moved=_bytes_moved,
+        make_inputs=_make_inputs,
+        reference=_reference,
+        bytes_moved=lambda shape: quantised.bytes_moved(shape, 32 * (shape.m + blocks(shape.n)) * blocks(shape.k)),
+        first_rows=_first_rows,
         problem=domain.problem,
         **fields,
     )
@@ -280,11 +254,8 @@ a8w8_blockscale = _op(
     _PLAIN,
     "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE",
     shape_of=_shape_of,
-    make_inputs=_make_inputs,
-    reference=_reference,
     canonical=canonical_order,
     equivalent_shapes=_equivalent_shapes,
-    first_rows=_first_rows,
     strided=(2,),
     examples=lambda: (
         _plain(1, 1280, 4096),  # decoding one token
@@ -321,10 +292,6 @@ a8w8_blockscale_bpreshuffle = _op(
     _SHUFFLED,
     "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE",
     shape_of=_shape_of_bpreshuffle,
-    make_inputs=_make_inputs_bpreshuffle,
-    reference=_reference_bpreshuffle,
-    equivalent_shapes=_SHUFFLED.equivalent_shapes,
-    first_rows=_first_rows_bpreshuffle,
     examples=lambda: (
         _shuffled(1, 1280, 4096),  # decoding one token
         _shuffled(127, 256, 512),  # a prime M

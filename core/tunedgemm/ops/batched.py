@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.dtype import dtype_bits, short_dtype, table_text, torch_dtype
+from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import quantised
 from tunedgemm.ops.domain import Domain
@@ -33,7 +33,6 @@ _DTYPES = {"batched_a8w8": ("int8", *quantised.FP8), "batched_bf16": ("bf16", "f
 
 
 def _shape_of_bf16(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, otype: torch.dtype | None = None) -> Shape:
-    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     return _shape("batched_bf16", x, weight, None, bias, otype)
 
 
@@ -46,19 +45,17 @@ def _shape_of_a8w8(
     *,
     otype: torch.dtype | None = None,
 ) -> Shape:
-    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     return _shape("batched_a8w8", x, weight, (x_scale, w_scale), bias, otype)
 
 
 def _shape(
     op: str, x: torch.Tensor, weight: torch.Tensor, scales: tuple[Any, Any] | None, bias: torch.Tensor | None, otype: torch.dtype | None
 ) -> Shape:
-    """Return the shape of a call, with or without scales."""
     batches, m, n, k, dtype = _check_operands(op, _DTYPES[op], x, weight)
     if scales:
-        _check_scale(op, "x_scale", scales[0], ((batches, m, 1), (batches, m)), x.device)
-        _check_scale(op, "w_scale", scales[1], ((batches, 1, n), (batches, n, 1), (batches, n)), x.device)
-    bias_dtype = _bias_dtype_of(op, bias, batches, n, x.device)
+        quantised.check_scale(op, "x_scale", scales[0], ((batches, m, 1), (batches, m)), ("fp32",), x.device)
+        quantised.check_scale(op, "w_scale", scales[1], ((batches, 1, n), (batches, n, 1), (batches, n)), ("fp32",), x.device)
+    bias_dtype = quantised.bias_dtype_of(op, bias, n, x.device, (batches,))
     return Shape(
         op=op,
         m=m,
@@ -87,40 +84,13 @@ def _check_operands(op: str, dtypes: tuple[str, ...], x: torch.Tensor, weight: t
     if x.shape[2] != weight.shape[2]:
         hint = "; a [B, K, N] weight must be passed as weight.transpose(1, 2)" if x.shape[2] == weight.shape[1] else ""
         raise OperandError(f"{op}: the last dimension of x must equal that of the [B, N, K] weight ({operands}){hint}")
-    allowed = [table_text(short) for short in dtypes]
-    if x.dtype != weight.dtype or str(x.dtype) not in allowed:
-        raise OperandError(f"{op}: x and weight must both be one of {', '.join(allowed)} ({operands})")
+    dtype = quantised.check_dtypes(op, x, weight, dtypes)
     if x.device != weight.device:
         raise OperandError(f"{op}: x and weight must be on one device ({operands})")
     batches, m, k = x.shape
     if not batches:
         raise ShapeError(f"{op}: B must be at least 1 ({operands})")
-    return batches, m, weight.shape[1], k, short_dtype(x.dtype)
-
-
-def _bias_dtype_of(op: str, bias: torch.Tensor | None, batches: int, n: int, device: torch.device) -> str:
-    """Return the short dtype of a bias [B, N] or [B, 1, N] on *device*, "" for none.
-
-    Raises OperandError for another bias.
-    """
-    if bias is None:
-        return ""
-    allowed = [table_text(short) for short in quantised.BIAS_DTYPES]
-    fits = tuple(bias.shape) in ((batches, n), (batches, 1, n)) and bias.device == device
-    if not fits or str(bias.dtype) not in allowed:
-        wanted = f"[{batches}, {n}] or [{batches}, 1, {n}] on {device}, {', '.join(allowed)}"
-        raise OperandError(f"{op}: bias must be {wanted} (got {quantised.describe(bias)})")
-    return short_dtype(bias.dtype)
-
-
-def _check_scale(op: str, name: str, scale: torch.Tensor, shapes: tuple[tuple[int, ...], ...], device: torch.device) -> None:
-    """Raise OperandError for a scale that is not float32, of one of the *shapes*, on *device*."""
-    import torch
-
-    if tuple(scale.shape) not in shapes or scale.dtype != torch.float32 or scale.device != device:
-        wanted = " or ".join(str(list(shape)) for shape in shapes)
-        hint = "; one value for all rows must be expanded" if scale.numel() == 1 else ""
-        raise OperandError(f"{op}: {name} must be {wanted}, torch.float32 on {device} (got {quantised.describe(scale)}){hint}")
+    return batches, m, weight.shape[1], k, dtype
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
@@ -150,7 +120,6 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute [B, m, n] on the operands' device, rounded to float64 where quick, else to float32."""
     x, weight, *rest = operands
     batches, scales = int(shape["B"]), [] if shape.scale == "none" else [rest.pop(0), rest.pop(0)]
     wide = exact_dtype(batches * shape.m, shape.n, shape.k)
@@ -166,22 +135,8 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | N
 
 
 def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
-    """Cut the activations [B, M, K] and any scales of theirs [B, M, ...] to *m* rows of each batch."""
     count = 1 if shape.scale == "none" else 3
     return tuple(operand[:, :m].contiguous() if index < count and index != 1 else operand for index, operand in enumerate(operands))
-
-
-def _flops(shape: Shape) -> int:
-    """Count the operations of all batches."""
-    return 2 * int(shape["B"]) * shape.m * shape.n * shape.k
-
-
-def _bytes_moved(shape: Shape) -> int:
-    """Count each operand and the output once; scales are float32."""
-    read = (shape.m + shape.n) * shape.k * dtype_bits(shape.dtype)
-    scales = 0 if shape.scale == "none" else (shape.m + shape.n) * 32
-    bias = shape.n * dtype_bits(shape.bias_dtype) if shape.bias else 0
-    return int(shape["B"]) * (read + scales + bias + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
 
 
 def batched_gemm_a8w8(
@@ -261,7 +216,6 @@ def _batches_problem(shape: Shape) -> str:
 
 
 def _op(name: str, variable: str, **fields: Any) -> Op:
-    """Return a batched op; *fields* are those in which the two differ."""
     kind, schema = name.removeprefix("batched_"), _SCHEMAS[name]
     domain = Domain(
         _DTYPES[name], quantised.OUTDTYPES, quantised.BIAS_DTYPES, (schema.fixed["scale"],), extra=("B",), further=_batches_problem
@@ -272,8 +226,8 @@ def _op(name: str, variable: str, **fields: Any) -> Op:
         files=f"{kind}_{{}}_batched_gemm.csv",
         make_inputs=_make_inputs,
         reference=_reference,
-        flops=_flops,
-        bytes_moved=_bytes_moved,
+        flops=lambda shape: 2 * int(shape["B"]) * shape.m * shape.n * shape.k,
+        bytes_moved=lambda shape: int(shape["B"]) * quantised.bytes_moved(shape, 32 * (shape.m + shape.n) if shape.scale == "row" else 0),
         fake=_fake,
         problem=domain.problem,
         padded_m=exact,

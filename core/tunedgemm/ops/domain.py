@@ -33,12 +33,6 @@ def size_problem(shape: Shape, bytes_moved: Callable[[Shape], int]) -> str:
     return f"M={m}, N={n} and K={k} take {taken} TiB; sizes of at most {most} TiB fit a memory" if taken > most else ""
 
 
-def no_problem(shape: Shape) -> str:
-    """Return "", for an op without restrictions."""
-    del shape
-    return ""
-
-
 @attrs.frozen
 class Domain:
     """The values that the fields of an op's shapes may have.
@@ -62,7 +56,7 @@ class Domain:
     weight: str = ""
     extra: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
-    further: Callable[[Shape], str] = no_problem
+    further: Callable[[Shape], str] = lambda _: ""
 
     def format_problem(self, shape: Shape) -> str:
         """Return which dtype or kind of scales no operands have, and what they may have; "" for none."""

@@ -95,8 +95,6 @@ class _GateMode(Column):
 
 @attrs.frozen
 class _Options(Column):
-    """The options in one text."""
-
     def read(self, text: str, cells: Cells) -> str:
         del cells
         return str(parse_options(text))
@@ -192,10 +190,6 @@ def _equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
     return tuple(form for one in asked for form in _forms(one))
 
 
-def _is_expert_parallel(shape: Shape) -> bool:
-    return (EXPERT_PARALLEL, True) in shape.extra
-
-
 def _forms(shape: Shape) -> tuple[Shape, ...]:
     """Return a shape in each layout, dtype and activation whose rows may serve it.
 
@@ -242,7 +236,7 @@ def _fields(shape: Shape) -> Mapping[str, Any]:
         "activation": ACTIVATIONS[act],
         "quant_type": QuantType[kind],
         "doweight_stage1": bool(shape["doweight_stage1"]),
-        "expert_parallel": _is_expert_parallel(shape),
+        "expert_parallel": (EXPERT_PARALLEL, True) in shape.extra,
         **stated_order(shape),
         **({"q_dtype_a": q_dtype_a} if q_dtype_a != default_q_dtype_a(shape) else {}),
         **({GATE_MODE: declared[GATE_MODE]} if GATE_MODE in declared else {}),
@@ -256,7 +250,6 @@ def _fake(hidden: torch.Tensor, *_: Any, otype: torch.dtype | None = None) -> to
 
 
 def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
-    """Cut hidden states, their scales and routing to the first *m* tokens."""
     scales = (7,) if options_of(shape).quantised and shape["q_type"] != "per_Tensor" else ()
     return tuple(operand[:m].contiguous() if index in (0, 3, 4, *scales) else operand for index, operand in enumerate(operands))
 

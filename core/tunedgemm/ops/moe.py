@@ -52,7 +52,6 @@ def activated(product: torch.Tensor, shape: Shape) -> torch.Tensor:
 
 
 def _bent(x: torch.Tensor, act: str) -> torch.Tensor:
-    """Apply an activation of one argument."""
     import torch
 
     if act in GATED:

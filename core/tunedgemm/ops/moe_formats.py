@@ -81,28 +81,38 @@ def e8m0_forms(shape: Shape, order: str, rows: int, cols: int) -> tuple[tuple[in
     return (padded, by_expert) if padded == flat else (padded,)
 
 
+def quantised(
+    values: torch.Tensor, shape: Shape, word: str, scale: torch.Tensor | None = None, rows: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise values [R, C] in the kind of a shape: (quantised values, scales).
+
+    Args:
+        word: short dtype of the result.
+        scale: one value for per_Tensor, None to take the largest magnitude of all values.
+        rows: of a block that shares a scale.
+    """
+    from tunedgemm.ops.formats import int4, mxfp4, mxfp8, quant
+
+    kind, dtype = str(shape["q_type"]), torch_dtype(word)
+    if dtype is int4.INT4:
+        return int4.per_1x32_i4_quant(values)
+    if kind == "per_1x32":
+        return mxfp4.per_1x32_f4_quant(values) if dtype is mxfp4.FP4 else mxfp8.per_1x32_f8_quant(values, dtype)
+    if kind in BLOCK_ROWS:
+        return quant.per_block_quant(values, dtype, (rows, _BLOCK))
+    return (quant.per_tensor_quant if kind == "per_Tensor" else quant.pertoken_quant)(values, scale, quant_dtype=dtype)
+
+
 def as_quantised(x: torch.Tensor, shape: Shape, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
     """Quantise activations [R, C] and convert them back to *dtype*, as a stage multiplies them.
 
     Args:
-        scale: one value for per_Tensor, None to take the largest magnitude of all of x.
+        scale: as for `quantised`.
     """
-    from tunedgemm.ops.formats import mxfp4, mxfp8, quant
-
-    kind, word = str(shape["q_type"]), str(shape["q_dtype_a"])
+    word = str(shape["q_dtype_a"])
     if word in DTYPES or x.numel() == 0:
         return x.to(dtype)
-    x = x.float()
-    if word == "fp4x2":
-        return mxfp4.dequant_fp4(*mxfp4.per_1x32_f4_quant(x), dtype)
-    q_dtype = torch_dtype(word)
-    if kind == "per_1x32":
-        return mxfp8.dequant_1x32(*mxfp8.per_1x32_f8_quant(x, q_dtype), dtype)
-    if kind in BLOCK_ROWS:
-        return quant.dequant_blocks(*quant.per_1x128_quant(x, q_dtype), dtype, (1, _BLOCK))
-    if kind == "per_Token":
-        return quant.dequant_rows(*quant.pertoken_quant(x, quant_dtype=q_dtype), dtype)
-    return quant.dequant_rows(*quant.per_tensor_quant(x, scale, quant_dtype=q_dtype), dtype)
+    return dequantised(*quantised(x.float(), shape, word, scale), shape, dtype)
 
 
 def stage1_input(hidden: torch.Tensor, shape: Shape, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
@@ -113,18 +123,11 @@ def stage1_input(hidden: torch.Tensor, shape: Shape, scale: torch.Tensor | None,
     """
     import torch
 
-    from tunedgemm.ops.formats import mxfp4, mxfp8, quant
-
     if not options_of(shape).quantised:
         return as_quantised(hidden, shape, scale, dtype)
     assert scale is not None
-    kind, rows = str(shape["q_type"]), shape.m
-    if kind == "per_1x32":
-        scale = scale.view(torch.uint8)[:rows]  # AITER pads rows
-        return mxfp4.dequant_fp4(hidden, scale, dtype) if hidden.dtype is mxfp4.FP4 else mxfp8.dequant_1x32(hidden, scale, dtype)
-    if kind in BLOCK_ROWS:
-        return quant.dequant_blocks(hidden, scale, dtype, (1, _BLOCK))
-    return quant.dequant_rows(hidden, scale, dtype)
+    scale = scale.view(torch.uint8)[: shape.m] if shape["q_type"] == "per_1x32" else scale  # AITER pads rows
+    return dequantised(hidden, scale, shape, dtype)
 
 
 def ordered_weight(weight: torch.Tensor, shape: Shape) -> torch.Tensor:
@@ -170,20 +173,20 @@ def expert_weight(weight: torch.Tensor, scale: torch.Tensor | None, expert: int,
     return dequantised(one, None if scale is None else scale[expert : expert + 1], shape, dtype)[0]
 
 
-def dequantised(weight: torch.Tensor, scale: torch.Tensor | None, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
-    """Return matrices [experts, rows, cols] in *dtype*; weight and scale are those of these experts."""
+def dequantised(values: torch.Tensor, scale: torch.Tensor | None, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
+    """Return activations [R, C], or matrices of experts [E, rows, cols], in *dtype*, by their scales."""
     import torch
 
     from tunedgemm.ops.formats import mxfp4, mxfp8, quant
 
     kind = str(shape["q_type"])
     if scale is None:
-        return weight.to(dtype)
-    if shape["q_dtype_w"] == "fp4x2":
-        return mxfp4.dequant_fp4(mxfp4.as_fp4(weight.view(torch.uint8)), scale, dtype)
+        return values.to(dtype)
+    if values.dtype in (mxfp4.FP4, torch.uint8):
+        return mxfp4.dequant_fp4(values, scale, dtype)
     if kind == "per_1x32":
-        return mxfp8.dequant_1x32(weight, scale, dtype)
+        return mxfp8.dequant_1x32(values, scale, dtype)
     if kind in BLOCK_ROWS:
-        return quant.dequant_blocks(weight, scale, dtype, (BLOCK_ROWS[kind], _BLOCK))
-    by_row = scale.reshape(len(weight), -1, 1).expand(-1, weight.shape[1], 1)
-    return quant.dequant_rows(weight, by_row, dtype)
+        return quant.dequant_blocks(values, scale, dtype, (BLOCK_ROWS[kind] if values.dim() == 3 else 1, _BLOCK))
+    by_row = scale.reshape(len(values), -1, 1).expand(-1, values.shape[1], 1) if values.dim() == 3 else scale
+    return quant.dequant_rows(values, by_row, dtype)

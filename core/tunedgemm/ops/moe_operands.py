@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 #: AITER's kernels read int4 weights in this order alone, whatever their type says.
 _INT4_LAYOUT = "aiter16x16"
-_NAMES = ("hidden", "w1", "w2", "topk_weight", "topk_ids", "w1_scale", "w2_scale", "a1_scale", "a2_scale", "bias1", "bias2")
 
 
 def shape_of(  # noqa: PLR0913 - fields of the shape
@@ -249,27 +248,13 @@ def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...
     w2, w2_scale = _experts(shape, (shape.n, shape.k), 2 * shape.k**-0.5, _SPREAD, generator)
     options, a1_scale = options_of(shape), None
     if options.quantised:
-        hidden, a1_scale = _quantised_states(hidden, shape)
+        hidden, a1_scale = moe_formats.quantised(hidden, shape, word)
     biases = (
         torch.randn(experts, size, generator=generator, device=device) if wanted else None
         for size, wanted in ((rows, options.bias1), (shape.n, options.bias2))
     )
     operands = (hidden, w1, w2, *routing, w1_scale, w2_scale, a1_scale, None, *biases)
     return operands[: max(index for index, operand in enumerate(operands) if operand is not None) + 1]
-
-
-def _quantised_states(hidden: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise hidden states as a caller that hands over its own scales."""
-    from tunedgemm.ops.formats import mxfp4, mxfp8, quant
-
-    kind, dtype = str(shape["q_type"]), torch_dtype(str(shape["q_dtype_a"]))
-    if dtype is mxfp4.FP4:
-        return mxfp4.per_1x32_f4_quant(hidden)
-    if kind == "per_1x32":
-        return mxfp8.per_1x32_f8_quant(hidden, dtype)
-    if kind in moe_words.BLOCK_ROWS:
-        return quant.per_1x128_quant(hidden, dtype)
-    return quant.per_tensor_quant(hidden, quant_dtype=dtype) if kind == "per_Tensor" else quant.pertoken_quant(hidden, quant_dtype=dtype)
 
 
 #: Largest ratio between the sizes of two groups of random values with separate scales.
@@ -299,13 +284,14 @@ def _experts(
     """Draw weights [E, *sizes] and their scales by expert: in float32 all would not fit a device."""
     import torch
 
-    kind, experts = str(shape["q_type"]), int(shape["expert"])
+    kind, word, experts = str(shape["q_type"]), str(shape["q_dtype_w"]), int(shape["expert"])
+    rows = moe_words.BLOCK_ROWS.get(kind, 1)
     weights: torch.Tensor | None = None
     scales: list[torch.Tensor] = []
     for expert in range(experts):
         values = torch.randn(*sizes, generator=generator, device=generator.device) * size
         values *= _uneven(sizes, _WEIGHT_GROUPS[kind], spread, generator)
-        quantised, scale = _quantised(values, shape)
+        quantised, scale = moe_formats.quantised(values, shape, word, rows=rows) if kind != "No" else (values.to(torch_dtype(word)), None)
         scales += [] if scale is None else [scale]
         bits = quantised.view(torch.uint8)
         if weights is None:
@@ -338,21 +324,3 @@ def _stored(
     if order_of_scales(shape) == SHUFFLED:
         return typed, shuffle_scale(scale.reshape(-1, scale.shape[-1]))
     return typed, scale.reshape(moe_formats.scale_shape(shape, *sizes))
-
-
-def _quantised(values: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Quantise one expert's weights [rows, cols], int4 as int8; the scales are None for QuantType.No."""
-    from tunedgemm.ops.formats import int4, mxfp4, mxfp8, quant
-
-    kind, dtype = str(shape["q_type"]), torch_dtype(str(shape["q_dtype_w"]))
-    if kind == "per_Tensor":
-        return quant.per_tensor_quant(values, quant_dtype=dtype)
-    if kind == "per_Token":
-        return quant.pertoken_quant(values, quant_dtype=dtype)
-    if kind in moe_words.BLOCK_ROWS:
-        return quant.per_block_quant(values, dtype, (moe_words.BLOCK_ROWS[kind], 128))
-    if kind == "No":
-        return values.to(dtype), None
-    if dtype is int4.INT4:
-        return int4.per_1x32_i4_quant(values)
-    return mxfp4.per_1x32_f4_quant(values) if dtype is mxfp4.FP4 else mxfp8.per_1x32_f8_quant(values, dtype)

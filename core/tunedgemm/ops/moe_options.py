@@ -98,9 +98,9 @@ def gate_rows(shape: Shape) -> int:
     return _ROWS if mode == INTERLEAVE and shape.layout != "row" else 1
 
 
-def gate_block(gfx: str = "") -> int:
-    """Return the rows of a block where shuffled weights alternate, on an architecture or the present one."""
-    return 1 if (gfx or current_device().gfx) == "gfx1250" else _ROWS
+def gate_block() -> int:
+    """Return the rows of a block where shuffled weights alternate on the present device."""
+    return 1 if current_device().gfx == "gfx1250" else _ROWS
 
 
 def gate_word(value: Any, gfx: str = "") -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from tunedgemm.errors import ShapeError
-from tunedgemm.ops.domain import no_problem, size_problem
+from tunedgemm.ops.domain import size_problem
 from tunedgemm.ops.key import key_function
 from tunedgemm.ops.padded_m import padded
 from tunedgemm.shape import Shape
@@ -97,27 +96,6 @@ class Factors:
     is_linear: bool = True
 
 
-def _nothing(shape: Shape) -> Mapping[str, Any]:
-    del shape
-    return MappingProxyType({})
-
-
-def _weight_dtype(shape: Shape) -> str:
-    return str(dict(shape.extra).get("q_dtype_w", shape.dtype))
-
-
-def _itself(shape: Shape) -> tuple[Shape, ...]:
-    return (shape,)
-
-
-def _same(shape: Shape) -> Shape:
-    return shape
-
-
-def _no_shape(shape: Shape) -> None:
-    del shape
-
-
 def unbiased(shape: Shape) -> Shape:
     """Return a shape without its bias: `Op.unbiased` where the bias comes last and is added last."""
     return attrs.evolve(shape, epilogue="none", bias_dtype="")
@@ -200,13 +178,13 @@ class Op:
     flops: Callable[[Shape], int]
     bytes_moved: Callable[[Shape], int]
     fake: Callable[..., torch.Tensor]
-    fields: Callable[[Shape], Mapping[str, Any]] = _nothing
+    fields: Callable[[Shape], Mapping[str, Any]] = lambda _: {}
     strided: tuple[int, ...] = ()
-    problem: Callable[[Shape], str] = no_problem
-    canonical: Callable[[Shape], Shape] = _same
-    equivalent_shapes: Callable[[Shape], tuple[Shape, ...]] = _itself
-    unbiased: Callable[[Shape], Shape | None] = _no_shape
-    weight_dtype: Callable[[Shape], str] = _weight_dtype
+    problem: Callable[[Shape], str] = lambda _: ""
+    canonical: Callable[[Shape], Shape] = lambda shape: shape
+    equivalent_shapes: Callable[[Shape], tuple[Shape, ...]] = lambda shape: (shape,)
+    unbiased: Callable[[Shape], Shape | None] = lambda _: None
+    weight_dtype: Callable[[Shape], str] = lambda shape: str(dict(shape.extra).get("q_dtype_w", shape.dtype))
     serves_alike: bool = True
     padded_m: Callable[[int, int], Mapping[int, str]] = padded
     first_rows: Callable[[Shape, tuple[Any, ...], int], tuple[Any, ...]] = attrs.field()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.dtype import short_dtype, table_text, torch_dtype
+from tunedgemm.dtype import dtype_bits, short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops.layout import transposed_hint
 from tunedgemm.ops.op import Columns, Op
@@ -31,6 +31,20 @@ VALUES = ("kernelId", "splitK", "us", "kernelName", "tflops", "bw", "errRatio")
 def flops(shape: Shape) -> int:
     """Count the operations of a call: multiplications and additions of the product."""
     return 2 * shape.m * shape.n * shape.k
+
+
+def bytes_moved(shape: Shape, scale_bits: int = 0, weight: str = "") -> int:
+    """Count each operand and the output once.
+
+    Args:
+        shape: the shape.
+        scale_bits: bits of all scales.
+        weight: dtype of the weight, if it is not the shape's.
+    """
+    of_x, of_weight = (4 if dtype == "fp4x2" else dtype_bits(dtype) for dtype in (shape.dtype, weight or shape.dtype))
+    bits = shape.k * (shape.m * of_x + shape.n * of_weight) + scale_bits
+    bits += shape.n * dtype_bits(shape.bias_dtype) if shape.bias else 0
+    return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
 
 
 def fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | None = None) -> torch.Tensor:
@@ -142,7 +156,8 @@ def check_scale(
     """
     if tuple(scale.shape) not in shapes or scale.device != device:
         wanted = " or ".join(str(list(shape)) for shape in dict.fromkeys(shapes))
-        raise OperandError(f"{op}: {name} must be {wanted}, {names_of(dtypes)} on {device} (got {describe(scale)})")
+        hint = "; one value for all rows must be expanded" if scale.numel() == 1 else ""
+        raise OperandError(f"{op}: {name} must be {wanted}, {names_of(dtypes)} on {device} (got {describe(scale)}){hint}")
     check_dtype(op, name, scale, dtypes)
 
 
@@ -158,18 +173,18 @@ def check_dtype(op: str, name: str, operand: torch.Tensor, dtypes: tuple[str, ..
         raise OperandError(f"{op}: {name} must be {names_of(dtypes)} (got {operand.dtype}){hint}")
 
 
-def bias_dtype_of(op: str, bias: torch.Tensor | None, n: int, device: torch.device) -> str:
-    """Return the short dtype of a bias [N] or [1, N] on *device*, "" for none.
+def bias_dtype_of(op: str, bias: torch.Tensor | None, n: int, device: torch.device, batches: tuple[int, ...] = ()) -> str:
+    """Return the short dtype of a bias [*batches, N] or [*batches, 1, N] on *device*, "" for none.
 
     Raises:
         OperandError: another bias, or something else.
     """
     if bias is None:
         return ""
-
-    fits = tuple(bias.shape) in ((n,), (1, n)) and bias.device == device
-    if not fits or str(bias.dtype) not in map(table_text, BIAS_DTYPES):
-        raise OperandError(f"{op}: bias must be [{n}] or [1, {n}], {names_of(BIAS_DTYPES)} on {device} (got {describe(bias)})")
+    forms = (*batches, n), (*batches, 1, n)
+    if tuple(bias.shape) not in forms or bias.device != device or str(bias.dtype) not in map(table_text, BIAS_DTYPES):
+        wanted = " or ".join(str(list(form)) for form in forms)
+        raise OperandError(f"{op}: bias must be {wanted}, {names_of(BIAS_DTYPES)} on {device} (got {describe(bias)})")
     return short_dtype(bias.dtype)
 
 

@@ -102,14 +102,9 @@ def canonical_order(shape: Shape) -> Shape:
     return shape if order == field_of(shape) else with_order(shape, order)
 
 
-def order_cell(shape: Shape) -> str:
-    """Return the column of a shape: "" for the usual order."""
-    return "" if (order := field_of(shape)) == usual_order(shape) else order
-
-
 def stated_order(shape: Shape) -> dict[str, str]:
     """Return the field as an argument of `Op.shape_of`, where the order is not the usual one."""
-    return {FIELD: order} if (order := order_cell(shape)) else {}
+    return {FIELD: order} if (order := field_of(shape)) != usual_order(shape) else {}
 
 
 def equivalent_orders(shape: Shape) -> tuple[str, ...]:

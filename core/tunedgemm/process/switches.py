@@ -40,26 +40,9 @@ _DIRECTORY = _Switch("the working directory", os.getcwd, os.chdir)
 def _torch_switches() -> tuple[_Switch, ...]:
     """Return torch's switches, those that others depend on first; reading all of them takes 4 us."""
     import torch
-    from torch import overrides
-    from torch.utils import _python_dispatch
 
     def default_device() -> Any:
         return getattr(getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None), "device", None)
-
-    def modes() -> tuple[Any, ...]:
-        functions, dispatches = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
-        if not functions and not dispatches:
-            return ()
-        return (*overrides._get_current_function_mode_stack(), *_python_dispatch._get_current_dispatch_mode_stack())
-
-    def leave_modes(before: tuple[Any, ...]) -> None:
-        for mode in reversed(modes()):
-            if mode not in before:
-                mode.__exit__(None, None, None)
-
-    def set_inference(enabled: bool) -> None:
-        _entered.append(torch.inference_mode(enabled))
-        _entered[-1].__enter__()
 
     def precision() -> str:
         try:
@@ -80,8 +63,6 @@ def _torch_switches() -> tuple[_Switch, ...]:
 
     return (
         _Switch("torch's default device", default_device, torch.set_default_device, None),
-        _Switch("torch's modes", modes, leave_modes, ()),
-        _Switch("torch's inference mode", torch.is_inference_mode_enabled, set_inference, False),
         _Switch("torch's gradient mode", torch.is_grad_enabled, torch.set_grad_enabled, True),
         _Switch("torch's number of threads", torch.get_num_threads, torch.set_num_threads),
         _Switch("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype, torch.float32),
@@ -89,10 +70,6 @@ def _torch_switches() -> tuple[_Switch, ...]:
         _Switch("torch's float32 precision", precision, set_precision, "highest"),
         _Switch("torch's autocast", autocast, set_autocast, (False, False)),
     )
-
-
-#: Contexts that end an inference mode that was left open; destroyed, they would restore it.
-_entered: list[Any] = []
 
 
 @contextlib.contextmanager

@@ -268,7 +268,6 @@ def _kept_record(path: Path, op: Op, row: Row, columns: Sequence[str] = ()) -> R
 
 
 def _is_this_row(path: Path, record: Record, op: Op, unknown: Collection[str], row: Row) -> bool:
-    """Return whether a line is exactly this row."""
     try:
         return rows_of(path, record, op, unknown) == [row]
     except (TunedGemmError, ValueError):

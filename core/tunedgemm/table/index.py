@@ -8,9 +8,6 @@ a million rows load in seconds.
 from __future__ import annotations
 
 import bisect
-import contextlib
-import functools
-import hashlib
 import itertools
 import math
 from array import array
@@ -19,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from tunedgemm.errors import TableError
 from tunedgemm.table.csvfile import Problem
 
 if TYPE_CHECKING:
@@ -45,10 +41,9 @@ def kind_of(shape: Shape) -> Kind:
     return shape.dtype, shape.outdtype, shape.epilogue, shape.scale, shape.layout, shape.extra
 
 
-@functools.lru_cache(maxsize=4096)
 def stamp_of(units: int, kind: Kind) -> int:
-    """Hash a number of compute units and a kind to 56 bits, the same in every process."""
-    return int.from_bytes(hashlib.blake2b(repr((units, kind)).encode(), digest_size=7).digest(), "big")
+    """Hash a number of compute units and a kind."""
+    return hash((units, kind))
 
 
 def numbers(code: str) -> Callable[[], array[int]]:
@@ -73,7 +68,6 @@ class RowSource(Sequence["Row"]):
         sorted: whether the rows are in the order of their lines.
         parts: the positions of rows by the last bits of their keys; empty until `split`.
         pinned: whether a row has M = 0.
-        cached: the file of the cache that the numbers come from, if any.
     """
 
     read: Callable[[Sequence[int], Sequence[bytes]], list[Row]]
@@ -90,7 +84,6 @@ class RowSource(Sequence["Row"]):
     sorted: bool = True
     parts: list[array[int]] = attrs.field(factory=list)
     pinned: bool = False
-    cached: str = ""
     _numbered: dict[tuple[str, str, int], int] = attrs.field(factory=dict)
 
     @classmethod
@@ -149,27 +142,19 @@ class RowSource(Sequence["Row"]):
         return self.parsed[position] if position in self.parsed else self._parse((position,))[0]
 
     def _parse(self, positions: Sequence[int]) -> list[Row]:
-        """Parse the rows at some positions together.
-
-        Raises:
-            TableError: the numbers, which come from a cache file, do not match the table.
-        """
         texts: dict[int, bytes] = {}
         for position in positions:
             start, end = self.starts[position], self.content.find(b"\n", self.starts[position])
             texts.setdefault(self.lines[position], self.content[start : end if end >= 0 else None])
         rows: dict[int, list[Row]] = {number: [] for number in texts}
-        with contextlib.suppress(UnicodeDecodeError):  # an offset inside a character is found below
-            for row in self.read(list(texts), list(texts.values())):
-                rows[row.line].append(row)
+        for row in self.read(list(texts), list(texts.values())):
+            rows[row.line].append(row)
         parsed = []
         for position in positions:
-            first, of_line = position, rows[self.lines[position]]
-            while first and position - first < len(of_line) and self.lines[first - 1] == self.lines[position]:
+            first = position
+            while first and self.lines[first - 1] == self.lines[position]:
                 first -= 1
-            if position - first >= len(of_line):
-                raise TableError(f"{self.cached or 'an index'} of the cache: does not match the table that it is the index of; delete it")
-            parsed.append(of_line[position - first])
+            parsed.append(rows[self.lines[position]][position - first])
         return parsed
 
     def __len__(self) -> int:
@@ -292,11 +277,7 @@ class Index:
         return source.devices[source.device_numbers[number - self._bases[at]]][:2]
 
     def parse(self, numbers: Sequence[int]) -> None:
-        """Parse and cache some rows together.
-
-        Raises:
-            TableError: a file's index does not match it.
-        """
+        """Parse and cache some rows together."""
         positions: dict[int, list[int]] = {}
         for number in numbers:
             at = bisect.bisect_right(self._bases, number) - 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import itertools
@@ -21,9 +20,9 @@ from tunedgemm.products import difference, with_memory
 from tunedgemm.table.csvfile import Problem
 from tunedgemm.table.folders import SHIPPED_WORD, TableLayer, table_layers
 from tunedgemm.table.index import Index, Kind, RowSource, kind_of
-from tunedgemm.table.indexfile import open_source
 from tunedgemm.table.row import Row, record_of
 from tunedgemm.table.sheet import present
+from tunedgemm.table.source import open_source
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -242,7 +241,7 @@ class Table:
             if isinstance(answer, _UnparsedRow):
                 if position >= parsed and len(answers) > 1:
                     parsed, batch = position + batch, min(2 * batch, _TOGETHER)
-                    self._parse([later.number for later in answers[position:parsed] if isinstance(later, _UnparsedRow)])
+                    self._index.parse([later.number for later in answers[position:parsed] if isinstance(later, _UnparsedRow)])
                 answers[position] = self._match(answer)
             if (match := answers[position]) is not None:
                 yield match  # type: ignore[misc]  # parsed above
@@ -272,7 +271,6 @@ class Table:
         return unparsed
 
     def _buckets(self, shape: Shape, device: Device) -> list[_Bucket]:
-        """Return the buckets that may hold rows for a shape, in order."""
         index, units = self._index, device.cu_num
         keys: list[tuple[int, _Product, int]] = []
         for equivalent in self.op.equivalent_shapes(shape):
@@ -309,30 +307,14 @@ class Table:
         for _, group in itertools.groupby(valid, key=lambda entry: entry[:2]):
             ties = [number for *_, number in group]
             if 1 < len(ties) <= _COMPARED:
-                self._parse(ties)
-                found = {number: row for number in ties if (row := self._row(number)) is not None}
-                ties = sorted(found, key=lambda number: _further(found[number]))
+                self._index.parse(ties)
+                ties.sort(key=lambda number: _further(self._index.row(number)))
             numbers += ties
         return numbers
 
-    def _parse(self, numbers: Sequence[int]) -> None:
-        """Parse rows together; `_row` names those of a file's index that does not match it."""
-        with contextlib.suppress(TableError):
-            self._index.parse(numbers)
-
-    def _row(self, number: int) -> Row | None:
-        """Return the row of a number; None where the file's index does not match it."""
-        try:
-            return self._index.row(number)
-        except TableError as error:
-            _log.warning("a row that is not used: %s", error)
-            return None
-
     def _match(self, unparsed: _UnparsedRow) -> Match | None:
         """Parse a matching row; None where it repeats a better one, or its key is a hash collision."""
-        row = self._row(unparsed.number)
-        if row is None:
-            return None
+        row = self._index.row(unparsed.number)
         shape = row.shape
         if (row.cu_num, shape.m, (shape.n, shape.k, kind_of(shape))) != (unparsed.units, unparsed.m, unparsed.product):
             return None

@@ -113,7 +113,6 @@ def _split(content: bytes) -> tuple[list[bytes], bytes]:
 
 
 def _facts(path: Path, head: list[bytes]) -> dict[str, str]:
-    """Parse the lines of a provenance."""
     text = head[0].removeprefix(_MARK).decode("utf-8", "replace").strip() if head else ""
     if (version := whole_number(text)) is None:
         raise TableError(f"{path}: damaged provenance in its first line (got {text[:40]!r}); {_REMEDY}")

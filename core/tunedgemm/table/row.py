@@ -263,7 +263,6 @@ def _device_and_shapes(
 
 
 def _given(record: Record) -> dict[str, str]:
-    """Return the cells of a line that hold a value."""
     return {column: text for column, text in record.cells.items() if text not in MISSING}
 
 

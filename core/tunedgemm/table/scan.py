@@ -182,7 +182,6 @@ def _plan(reader: Reader, content: bytes, start: int) -> _PlainLine | None:
 
 
 def _first(reader: Reader, content: bytes, start: int) -> list[Row]:
-    """Return the rows of the first lines."""
     lines = content[start : start + 4096].split(b"\n")[:8]
     return reader.read(range(len(lines)), [line.decode(errors="replace") for line in lines])[0]
 
@@ -240,7 +239,7 @@ class _Scanner:
 
     def _chunk(self, text: str, lines: list[str], start: int, number: int) -> None:
         source, fields = self.source, [line.split(",") for line in lines]
-        widths = list(map(len if text.isascii() else _bytes, lines))
+        widths = list(map(len, lines if text.isascii() else map(str.encode, lines)))
         starts = list(itertools.accumulate(widths, lambda at, width: at + width + 1, initial=start))[:-1]
         numbers: Sequence[int] = range(number, number + len(lines))
         columns, odd = self._plain(fields, lines, text, max(widths))
@@ -364,10 +363,6 @@ class _Scanner:
             return None
         wanted = [attrs.evolve(rows[0].shape, **dict(zip(_SIZES, sizes, strict=True))) for sizes in probes]  # type: ignore[arg-type]
         return rows[0] if [row.shape for row in rows] == wanted else None
-
-
-def _bytes(line: str) -> int:
-    return len(line.encode())
 
 
 def _is_number(text: str, *, whole: bool) -> bool:

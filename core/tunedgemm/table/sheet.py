@@ -162,7 +162,7 @@ def parse_sheet(path: Path, text: str, *, whole: bool = True) -> Sheet:
     head = lines[header].removeprefix("\ufeff").rstrip("\r\n")
     if len(head) > LONGEST:
         raise TableError(f"{path}: line {header + 1} is too long for a header (got {len(head)} characters)")
-    names = tuple(name if _named(name) else "" for name in map(str.strip, _fields(head) or head.split(",")))
+    names = tuple(name if name and not name.startswith("Unnamed") else "" for name in map(str.strip, _fields(head) or head.split(",")))
     columns = [name for name in names if name]
     if twice := sorted(name for name, times in collections.Counter(columns).items() if times > 1):
         raise TableError(f"{path}: column {twice[0]!r} occurs twice in line {header + 1}, which should be the header")
@@ -301,10 +301,6 @@ def may_be_header(line: str) -> bool:
     return bool(line.strip(" \t,\r\n\ufeff")) and not is_comment(line)
 
 
-def _named(column: str) -> bool:
-    return bool(column) and not column.startswith("Unnamed")
-
-
 def _fields(line: str) -> list[str] | None:
     """Split one line into fields; None for a line that is not CSV."""
     if '"' not in line:
@@ -350,7 +346,6 @@ def format_line(record: Record, names: Sequence[str]) -> str:
 
 
 def _join_fields(fields: Sequence[str]) -> str:
-    """Join fields to one line, quoted where needed."""
     out = io.StringIO()
     csv.writer(out, lineterminator="").writerow(fields)
     return out.getvalue()
@@ -362,7 +357,6 @@ def _ending(line: str) -> str:
 
 
 def _extend_line(line: str, fields: Sequence[str], newline: str) -> str:
-    """Append fields to a line."""
     ending = _ending(line)
     return f"{line[: len(line) - len(ending)]},{_join_fields(fields)}{ending or newline}" if fields else line
 

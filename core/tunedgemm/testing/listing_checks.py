@@ -154,6 +154,5 @@ class ListingChecks(ConformanceCases):
         assert not answer["cuda"], "prepare() initialises the GPU"
 
     def _binds_first(self, shape: Shape) -> bool:
-        """Tell whether the first solution of a shape binds here."""
         backend, device = self.backend(), self._device()
         return any(isinstance(backend.bind(solution, shape, device), Launcher) for solution in backend.solutions(shape, device)[:1])

@@ -54,7 +54,7 @@ class Changes:
         yield variant("after weights changed in place", _replace, other, expected=expected)
         for place in range(2):
             yield variant(f"after a part of the operands changed in place ({place + 1})", self._replace_part, place)
-        if any(self._is_indices(operand) for operand in operands):
+        if any(operand is not None and operand.dtype in _INDICES for operand in operands):
             yield variant("with all rows of indices alike, the first last", _one_route)
         for factors in self.verifier.op.factors(shape):
             if factors.is_linear:
@@ -119,9 +119,6 @@ class Changes:
 
     def _name(self, index: int) -> str:
         return self.verifier.op.operands[index].rstrip("?")
-
-    def _is_indices(self, operand: Any) -> bool:
-        return operand is not None and operand.dtype in _INDICES
 
     def _sized(self, positions: tuple[int, ...]) -> int | None:
         """Return the first of these positions whose operand is in floats of 16 bits or more, or in e8m0."""

@@ -7,7 +7,6 @@ starts fast. The pool queues at most one task per process, so that an awaited ta
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import multiprocessing
 import os
@@ -34,23 +33,16 @@ _log = logging.getLogger("tunedgemm")
 #: no time.
 _STALLED = 20.0
 
-#: Seconds of compilations that travel together, and the most of them: a message to a process takes
-#: 0.3 ms, a compilation from the cache a few.
-_BATCH_S, _MOST = 0.05, 16
-
 #: One compilation: its device, shape and solution.
 Task = tuple[Device, Shape, Solution]
-#: Errors of the compilations that were done, "" for none, and the seconds that they took.
-Results = tuple[list[str], float]
 
 
 @attrs.frozen(eq=False)
 class _Job:
-    """Compilations that one process does in turn."""
+    """A compilation that a pool has been given; its result is the error, "" for none."""
 
     pool: SpawnedPool
-    tasks: tuple[Task, ...]
-    future: Future[Results]
+    future: Future[str]
 
 
 class Compilers:
@@ -71,8 +63,7 @@ class Compilers:
         self._retired: list[threading.Thread] = []
         self._waiting: dict[Task, None] = {}
         self._pending: dict[Task, _Job] = {}
-        self._running: set[Future[Results]] = set()
-        self._batch = 1  # tasks that travel together
+        self._running: set[Future[str]] = set()
         self._awake: SpawnedPool | None = None  # the pool whose processes are known to have started
         self._idle: tuple[float, float] | None = None  # when the pool stalled, and the processes' seconds then
         self._stopped = ""  # why no process compiles any more
@@ -105,35 +96,20 @@ class Compilers:
         """Give the pool as many jobs as it has free processes; the caller holds the lock."""
         self._look()
         while self._waiting and len(self._running) < self._size and not self._stopped:
-            self._schedule(list(itertools.islice(self._waiting, self._width(len(self._waiting)))))
+            self._schedule(next(iter(self._waiting)))
 
-    def _width(self, count: int) -> int:
-        """Return how many of this many tasks travel together, so that every process gets some."""
-        return min(self._batch, -(-count // self._size))
-
-    def _schedule(self, tasks: Sequence[Task]) -> None:
-        """Give the pool waiting tasks as one job; the caller holds the lock."""
+    def _schedule(self, task: Task) -> None:
+        """Give the pool a waiting task; the caller holds the lock."""
         pool = self._running_pool()
-        future = pool.schedule(_prepare_all, args=[tuple(tasks)], timeout=self._timeout or None)  # of a batch, too: it is quick
-        job = _Job(pool, tuple(tasks), future)
-        for task in tasks:
-            del self._waiting[task]
-            self._pending[task] = job
-        self._running.add(future)
-        future.add_done_callback(lambda _: self._on_end(job))
+        job = self._pending[task] = _Job(pool, pool.schedule(_prepare, args=task, timeout=self._timeout or None))
+        del self._waiting[task]
+        self._running.add(job.future)
+        job.future.add_done_callback(lambda _: self._on_end(job))
 
     def _on_end(self, job: _Job) -> None:
         with self._lock:
             self._on_wake(job.pool)
             self._running.discard(job.future)
-            if not job.future.cancelled() and job.future.exception() is None:
-                reasons, seconds = job.future.result()
-                left = [task for task in job.tasks[len(reasons) :] if self._pending.get(task) is job]
-                for task in left:
-                    del self._pending[task]
-                self._waiting = dict.fromkeys(left) | self._waiting
-                each = seconds / len(reasons)
-                self._batch = min(_MOST, max(1, int(_BATCH_S / max(each, 1e-6))))
             self._feed()
 
     def _look(self) -> None:
@@ -149,13 +125,11 @@ class Compilers:
         self._awake = pool
 
     def _feed_first(self, tasks: Iterable[Task]) -> None:
-        """Submit the tasks that still wait."""
         with self._lock:
             self._look()
-            waiting = [] if self._stopped else [task for task in tasks if task in self._waiting]
-            width = self._width(len(waiting))
-            for start in range(0, len(waiting), width or 1):
-                self._schedule(waiting[start : start + width])
+            for task in tasks:
+                if task in self._waiting:
+                    self._schedule(task)
 
     def finish(self, shape: Shape, solutions: Iterable[Solution], device: Device) -> list[Timing]:
         """Wait for solutions; return a Timing for each that did not compile."""
@@ -197,44 +171,28 @@ class Compilers:
             awaited |= jobs
 
     def _failure_of(self, shape: Shape, solution: Solution, device: Device) -> tuple[str, str]:
-        """Return how a compilation failed; repeat it alone if its job failed, or another task broke the pool."""
+        """Return the status and the error of a compilation, both "" on success; repeat it if the pool broke."""
         task = device, shape, solution
         for _ in range(3):
             with self._lock:
-                self._feed_first([task])  # its job may have left it over
                 job = self._pending.pop(task, None)
             if job is None:
                 return ("compile_failed", self._stopped) if self._stopped else ("", "")
-            failure = self._result(job, task)
-            if failure is not None:
-                return failure
-            self.begin(shape, [solution], device)
+            try:
+                self._await(job)
+                reason = job.future.result()
+            except (BrokenExecutor, CancelledError):
+                self.begin(shape, [solution], device)
+                self._feed_first([task])
+            except Overdue:
+                return "compile_timeout", f"it took more than {self._timeout:g} s"
+            except ProcessExpired as error:
+                return "compile_failed", f"the compiler died: {exit_reason(error.exitcode)}"
+            else:
+                return ("out_of_resources" if reason.startswith("OutOfResources") else "compile_failed" if reason else ""), reason
         with self._lock:
             self._pending.pop(task, None)
         return "compile_failed", "the compilers died"
-
-    def _result(self, job: _Job, task: Task) -> tuple[str, str] | None:
-        """Return the status and the error of a task, both "" on success.
-
-        None means that it must be compiled again, alone: its job ended before it, or by another
-        task.
-        """
-        number = job.tasks.index(task)
-        try:
-            self._await(job)
-            reasons, _ = job.future.result()
-        except (BrokenExecutor, CancelledError):
-            return None
-        except Overdue:
-            failure = "compile_timeout", f"it took more than {self._timeout:g} s"
-        except ProcessExpired as error:
-            failure = "compile_failed", f"the compiler died: {exit_reason(error.exitcode)}"
-        else:
-            if number >= len(reasons):
-                return None
-            reason = reasons[number]
-            return ("out_of_resources" if reason.startswith("OutOfResources") else "compile_failed" if reason else ""), reason
-        return failure if len(job.tasks) == 1 else None
 
     def _await(self, job: _Job) -> None:
         """Wait for the end of a job.
@@ -251,7 +209,7 @@ class Compilers:
                 pool.stop()
                 raise BrokenExecutor
 
-    def _is_stalled(self, pool: SpawnedPool, future: Future[Results]) -> bool:
+    def _is_stalled(self, pool: SpawnedPool, future: Future[str]) -> bool:
         """Return whether a pool no longer hands out tasks.
 
         A process killed while it fetches a task loses that task, or keeps the queue's lock.
@@ -316,18 +274,7 @@ def _backend(libtype: str) -> Backend | Unsupported:
     return _registry.get(libtype)
 
 
-def _prepare_all(tasks: Sequence[Task]) -> Results:
-    """Compile some solutions in the child, one after the other, until they turn out slow."""
-    reasons, started, seconds = list[str](), time.perf_counter(), 0.0
-    for device, shape, solution in tasks:
-        reasons.append(_prepare(solution, shape, device))
-        seconds = time.perf_counter() - started
-        if seconds > 2 * _BATCH_S:
-            break
-    return reasons, seconds
-
-
-def _prepare(solution: Solution, shape: Shape, device: Device) -> str:
+def _prepare(device: Device, shape: Shape, solution: Solution) -> str:
     """Compile one solution in the child; return the error, or ""."""
     backend = _backend(solution.libtype)
     if not isinstance(backend, Backend):

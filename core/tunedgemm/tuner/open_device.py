@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Any
 
 import attrs
 
@@ -16,24 +16,11 @@ from tunedgemm.process.foreign import described
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.tuner.compilers import Compilers
-from tunedgemm.tuner.requests import (
-    GetBaseline,
-    GetLibtypes,
-    GetRefusal,
-    GetVersion,
-    ListNeighbours,
-    ListSolutions,
-    Request,
-    StatesPlatform,
-    WhyNone,
-)
 from tunedgemm.tuner.trial import Options, Place, Task
 from tunedgemm.tuner.worker import AnyWorker, WorkerDied
 from tunedgemm.tuner.worker_client import DeviceLost, WorkerClient
 
 _log = logging.getLogger("tunedgemm")
-
-Answer = TypeVar("Answer")
 
 #: Seconds that a hook which lists solutions may take, where ``--timeout`` is not shorter.
 HOOK_S = 120.0
@@ -92,11 +79,8 @@ class OpenDevice:
             DeviceLost: the device does not exist, or its worker dies.
         """
         self.client.begin()
-        self.versions = {libtype: self._version(libtype) for libtype in self._with_versions()}
-
-    def _with_versions(self) -> tuple[str, ...]:
-        """Return the libtypes whose versions matter: with --stale, also those of the table's rows."""
-        return self.client.ask(GetLibtypes()) if self.options.stale else tuple(self.ranks)
+        libtypes = self.client.ask("libtypes") if self.options.stale else self.ranks  # with --stale, also those of the table's rows
+        self.versions = {libtype: self._version(libtype) for libtype in libtypes}
 
     def _version(self, libtype: str) -> str:
         """Return a library version; leave out the backend if asking for it fails.
@@ -104,11 +88,12 @@ class OpenDevice:
         A process that dispatches to its rows would ask, too.
         """
         try:
-            return self._ask_backend(libtype, "library_version", GetVersion(libtype))
+            version: str = self._ask_backend(libtype, "library_version", "version", libtype)
         except PluginError as error:
             self._losses[libtype] = MOST_LOSSES
             _log.warning("left out: %s", error)
             return ""
+        return version
 
     def stop(self) -> None:
         """End the worker at once; a running `tune` raises `DeviceLost`."""
@@ -130,7 +115,7 @@ class OpenDevice:
                 reasons |= {} if offered else {libtype: reason}
             refusals = tuple((libtype, reason) for libtype, reason in reasons.items() if self._states_platform(libtype))
             text = "; ".join(": ".join(pair) for pair in reasons.items())
-            self._listed[shape] = Listing(tuple(solutions), self.client.ask(GetBaseline(shape)), text, refusals)
+            self._listed[shape] = Listing(tuple(solutions), self.client.ask("baseline", shape), text, refusals)
         return self._listed[shape]
 
     def forget(self, shape: Shape) -> None:
@@ -140,7 +125,7 @@ class OpenDevice:
     def _states_platform(self, libtype: str) -> bool:
         """Ask once whether a backend states that it serves such devices."""
         if libtype not in self._stated:
-            self._stated[libtype] = self.client.ask(StatesPlatform(libtype, self.op.name))
+            self._stated[libtype] = self.client.ask("states_platform", libtype, self.op.name)
         return self._stated[libtype]
 
     def _offered(self, libtype: str, shape: Shape) -> tuple[tuple[Solution, ...], str]:
@@ -148,11 +133,11 @@ class OpenDevice:
         if self._losses[libtype] >= MOST_LOSSES:
             return (), "left out of this run, because its hooks failed"
         try:
-            if reason := self._ask_backend(libtype, "supports", GetRefusal(libtype, shape)):
+            if reason := self._ask_backend(libtype, "supports", "refusal", libtype, shape):
                 _log.info("%s: %s does not support it: %s", shape, libtype, reason)
                 return (), reason
-            listed = self._ask_backend(libtype, "enumerate_solutions", ListSolutions(libtype, shape))
-            return listed, "" if listed else self._ask_backend(libtype, "lacks", WhyNone(libtype, shape))
+            listed = self._ask_backend(libtype, "enumerate_solutions", "solutions", libtype, shape)
+            return listed, "" if listed else self._ask_backend(libtype, "lacks", "why_none", libtype, shape)
         except PluginError as error:
             _log.warning("%s: left out: %s", shape, error)
             return (), str(error)
@@ -163,20 +148,20 @@ class OpenDevice:
         for libtype in dict.fromkeys(leader.libtype for leader in leaders if self._losses[leader.libtype] < MOST_LOSSES):
             own = tuple(leader for leader in leaders if leader.libtype == libtype)
             try:
-                near += self._ask_backend(libtype, "refine", ListNeighbours(shape, own))
+                near += self._ask_backend(libtype, "refine", "neighbours", shape, own)
             except PluginError as error:
                 _log.warning("%s: neighbours left out: %s", shape, error)
         return near
 
-    def _ask_backend(self, libtype: str, hook: str, request: Request[Answer]) -> Answer:
-        """Send a request that runs one hook of one backend, and allow it little time.
+    def _ask_backend(self, libtype: str, hook: str, method: str, *arguments: Any) -> Any:
+        """Call a method of the session that runs one hook of one backend, and allow it little time.
 
         Raises:
             PluginError: the hook failed, or ended the worker.
         """
         limit = min(self.options.timeout, HOOK_S)
         try:
-            return self.client.ask(request, timeout=limit)
+            return self.client.ask(method, *arguments, timeout=limit)
         except WorkerDied as error:
             self._losses[libtype] += 1
             raise PluginError(f"libtype {libtype!r}: {hook}() ended the worker: {error}") from error

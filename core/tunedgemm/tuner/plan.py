@@ -164,7 +164,6 @@ def groups(tasks: Iterable[Task]) -> list[tuple[Task, ...]]:
 
 
 def _group(shape: Shape) -> Shape:
-    """Return the shape of the row for any M."""
     return key_shape(attrs.evolve(shape, m=0))
 
 

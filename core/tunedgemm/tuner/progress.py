@@ -198,7 +198,6 @@ class Progress:
 
 
 def _cells(step: Step | None) -> tuple[str, str, str]:
-    """Return shape, activity and best time so far of a device."""
     if step is None:
         return "", "idle", ""
     best = ""

@@ -113,7 +113,7 @@ def provenance(op: Op, rows: Sequence[Row], found: Evidence, **further: str) -> 
     noises = [noise for row in rows if (noise := found.noises.get(row.key)) is not None]
     timed = sum(found.timed[row.key] for row in rows)
     facts = {
-        "device": _listed(_device_text(row) for row in rows),
+        "device": _listed(str(Device(row.gfx, row.cu_num, row.device)) if row.gfx else "any device" for row in rows),
         "driver": _listed(drivers),
         "torch": _listed(str(identity.get("torch", "")) for identity in identities),
         "tuner": _listed(f"tunedgemm {header.get('version', '')}" for header in headers),
@@ -125,10 +125,6 @@ def provenance(op: Op, rows: Sequence[Row], found: Evidence, **further: str) -> 
         "noise": f"{100 * median(noises):.2f} % (median of {len(noises)} rows)" if noises else "",
     }
     return Provenance(op.name, {name: text for name, text in {**facts, **further}.items() if text})
-
-
-def _device_text(row: Row) -> str:
-    return str(Device(row.gfx, row.cu_num, row.device)) if row.gfx else "any device"
 
 
 def _listed(texts: Iterable[str]) -> str:

@@ -80,14 +80,14 @@ def _verdict(report: Report, verbose: bool) -> Iterator[str]:
     if timings:
         yield f"solutions: {_counts(timings)}"
     for status in STATUSES:
-        examples = [f"{t.solution} on {t.shape}: {_short(t.detail)}" for t in timings if t.status == status and status not in HEALTHY]
+        examples = [f"{t.solution} on {t.shape}: {one_line(t.detail)}" for t in timings if t.status == status and status not in HEALTHY]
         yield from _listed(f"{status} ({STATUSES[status]})", examples, some)
-    refusing = [f"{libtype}: {_short(reason)}" for libtype, reason in _refusing(outcomes)]
+    refusing = [f"{libtype}: {one_line(reason)}" for libtype, reason in _refusing(outcomes)]
     yield from _listed("backends that refused every shape", refusing, None)
     for outcome in report.failed:
         yield f"failed: {outcome.task.shape}: {why_failed(outcome)}"
         bad = [timing for timing in outcome.timings if timing.status != "ok"]
-        reasons = sorted({f"  {timing.solution.libtype}: {timing.status}: {_short(timing.detail)}" for timing in bad})
+        reasons = sorted({f"  {timing.solution.libtype}: {timing.status}: {one_line(timing.detail)}" for timing in bad})
         yield from reasons[: None if verbose else 10]
     if seconds := _seconds(outcomes):
         yield f"seconds: {seconds}"
@@ -105,7 +105,6 @@ def _refusing(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
 
 
 def _ending(report: Report, stale: bool) -> Iterator[str]:
-    """Yield the last lines: the counts, and the paths."""
     failed = len(report.failed)
     counts = f"{len(report.outcomes) - failed} tuned, {failed} failed"
     why = "--stale: no rows of this device, or of the library's present version" if stale else "tuned already; --all tunes them again"
@@ -139,7 +138,7 @@ def _counts(timings: Iterable[Timing]) -> str:
 
 def why_failed(outcome: Outcome) -> str:
     """Return why a shape failed: the statuses of its solutions, or why it was not tried."""
-    reasons = [_short(outcome.reason), _counts(timing for timing in outcome.timings if timing.status != "ok")]
+    reasons = [one_line(outcome.reason), _counts(timing for timing in outcome.timings if timing.status != "ok")]
     if right := sorted({timing.solution.libtype for timing in outcome.timings if timing.status == "ok"}):
         reasons.append(f"{', '.join(right)} is right, but not in --libtype")
     return "; ".join(filter(None, reasons)) or "no backend offered a solution"
@@ -176,12 +175,12 @@ def outcome_details(outcome: Outcome) -> Iterator[str]:
     """Yield each solution's time and status, best first, and the seconds by activity."""
     for timing in sorted(outcome.timings, key=lambda timing: (timing.status != "ok", timing.us)):
         us = f"{timing.us:9.2f} us" if timing.us else " " * 12
-        yield f"{us}  {timing.status:16} {timing.solution}  {_short(timing.detail)}".rstrip()
+        yield f"{us}  {timing.status:16} {timing.solution}  {one_line(timing.detail)}".rstrip()
     if outcome.seconds:
         yield f"seconds: {_seconds([outcome])}"
 
 
-def _short(detail: str) -> str:
+def one_line(detail: str) -> str:
     """Return a reason on one line."""
     return " ".join(detail.split())[:200]
 

@@ -87,8 +87,6 @@ def screen(
 
 @attrs.define(eq=False)
 class _Screen:
-    """Rough times so far."""
-
     shape: Shape
     sample: Sample
     ineligible: Solution | None = None

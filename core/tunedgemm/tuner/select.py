@@ -33,16 +33,15 @@ def select(
     incumbent: Solution | None,
     order: Mapping[str, int],
     eligible: Sequence[str],
-    keep: float = TIE,
     guesses: Collection[Solution] = (),
 ) -> tuple[Timing | None, int]:
     """Choose the row of the table.
 
     Args:
         timings: timings of the candidates.
-        incumbent: the table's present solution. order: libtype to its rank for ties.
+        incumbent: the table's present solution.
+        order: libtype to its rank for ties.
         eligible: the libtypes that may be stored.
-        keep: how much slower than the fastest the incumbent may be and still stay.
         guesses: the backends' choices without tuning. Device memory is faster at some times than at
             others, by 8 % on an H200. Solutions that tie in a slow moment differ in a fast one, and
             a guess is then better than chance.
@@ -54,9 +53,7 @@ def select(
     if not passed:
         return None, 0
     fastest = min(passed, key=lambda timing: timing.us)
-    tied = [
-        timing for timing in passed if timing.us <= fastest.us * (1 + max(margin(fastest, timing), keep * (timing.solution == incumbent)))
-    ]
+    tied = [timing for timing in passed if timing.us <= fastest.us * (1 + tie_margin(fastest.noise, timing.noise))]
 
     def preference(timing: Timing) -> tuple[bool, int, bool, bool, float]:
         solution = timing.solution
@@ -65,11 +62,6 @@ def select(
         return solution != incumbent, rank, is_less_exact, solution not in guesses, timing.us
 
     return min(tied, key=preference), len(tied) - 1
-
-
-def margin(fastest: Timing, other: Timing) -> float:
-    """Return the relative difference up to which two timings count as equal."""
-    return tie_margin(fastest.noise, other.noise)
 
 
 def tie_margin(noise: float, other: float) -> float:

@@ -100,7 +100,6 @@ class Served:
 
     @functools.cached_property
     def _expected(self) -> torch.Tensor:
-        """Return the reference of the first operands."""
         return self.verifier.expected(self.verifier.variant(0))
 
     @property

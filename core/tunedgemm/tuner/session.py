@@ -33,7 +33,7 @@ from tunedgemm.timing import Timing
 from tunedgemm.tuner.accuracy import with_flags
 from tunedgemm.tuner.candidates import baseline, candidates, refusal
 from tunedgemm.tuner.served import Served
-from tunedgemm.tuner.trial import Bench, DeviceFault, Options, Place, Sampler, Samples, failed
+from tunedgemm.tuner.trial import Bench, DeviceFault, Options, Place, Request, Sampler, Samples, failed
 from tunedgemm.tuner.verify import Verifier
 from tunedgemm.tuner.workload import Workload
 
@@ -82,6 +82,10 @@ class Session:
         backend = self.registry.get(libtype)
         return self._keeping_switches(lambda: backend.library_version(self.device)) if isinstance(backend, Backend) else ""
 
+    def libtypes(self) -> tuple[str, ...]:
+        """Return the installed libtypes."""
+        return self.registry.libtypes
+
     def baseline(self, shape: Shape) -> Solution | None:
         """Return the baseline of a shape."""
         return baseline(shape, self.device, self.registry)
@@ -99,7 +103,7 @@ class Session:
         platforms = backend.platforms if isinstance(backend, Backend) else ()
         return not platforms or any(platform.serves(op, self.device) for platform in platforms)
 
-    def list(self, libtype: str, shape: Shape) -> tuple[Solution, ...]:
+    def solutions(self, libtype: str, shape: Shape) -> tuple[Solution, ...]:
         """Return every solution that a backend offers."""
         backend = self._backend(libtype)
         return self._keeping_switches(lambda: candidates(shape, self.device, backend, self.options.candidates))
@@ -248,6 +252,24 @@ class Session:
             if isinstance(answer, Exception):
                 self._alive(answer)
             answers[solution] = failed(shape, solution, answer) if isinstance(answer, Exception) else answer
+        return answers
+
+    def each(self, requests: Iterable[Request]) -> list[Timing | None]:
+        """Run several requests about one solution each: a message costs as much as a small check.
+
+        A failure is returned as its Timing.
+
+        Raises:
+            DeviceFault: a request broke the device's context.
+        """
+        answers: list[Timing | None] = []
+        for request in requests:
+            try:
+                answers.append(request.run(self))
+            except DeviceFault:
+                raise
+            except Exception as error:  # a plugin may raise anything
+                answers.append(failed(request.arguments[0], request.arguments[1], error))
         return answers
 
     def forget(self, shape: Shape, keep: Iterable[Solution]) -> None:

@@ -17,7 +17,6 @@ from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.measure import Effort, median_and_noise, paired_comparison, race, steady
 from tunedgemm.tuner.open_device import OpenDevice
-from tunedgemm.tuner.requests import Check, CheckAgain, CheckFirst, CheckServed, Forget
 from tunedgemm.tuner.roofline import floor_us
 from tunedgemm.tuner.screen import screen
 from tunedgemm.tuner.select import DEFAULT_TIE, MAX_NOISE, TIE, select
@@ -101,7 +100,6 @@ class ShapeRun:
         return [solution for solution in candidates if solution not in self._timings]
 
     def _compile(self, candidates: Sequence[Solution]) -> list[Solution]:
-        """Wait for the compilers; return the solutions that compiled."""
         self._emit_step("compile")
         compilers, shape, device = self.tuner.compilers, self.task.shape, self.tuner.place.device
         with self._clock("compile"):
@@ -132,11 +130,11 @@ class ShapeRun:
         """
         right: list[Solution] = []
         fully = fully or bool(self.task.only) or self.tuner.options.deterministic or self.tuner.options.batch_invariant
-        check = Check if fully else CheckFirst
+        check = "check" if fully else "check_first"
         with self._clock("check"):
             self._emit_step("check", solutions[0] if solutions else None)
             until = math.inf if fully else self._moment(CHECKING)
-            for timing in self.tuner.client.check_all([check(self.task.shape, solution) for solution in solutions], until):
+            for timing in self.tuner.client.check_all(check, self.task.shape, solutions, until):
                 self._emit_step("check", timing.solution)
                 if timing.status == "ok":
                     self._timings[timing.solution] = timing
@@ -147,7 +145,6 @@ class ShapeRun:
         return right
 
     def _sample(self, solutions: Sequence[Solution], rounds: int) -> Mapping[Solution, Samples | Timing]:
-        """Time solutions in interleaved rounds."""
         if not solutions:
             return {}
         with self._clock("time"):
@@ -162,7 +159,6 @@ class ShapeRun:
         return answers
 
     def _neighbours(self, leaders: Sequence[Solution]) -> list[Solution]:
-        """Return the solutions around the leaders, compiled and checked."""
         if self._is_late(REFINING):
             return []
         near = self.tuner.neighbours(self.task.shape, leaders)
@@ -178,7 +174,7 @@ class ShapeRun:
             finalists, slow = (list(right), []) if self.task.only else self._screen(right)
             racing = tuple(finalists)
             with contextlib.suppress(WorkerDied):
-                self.tuner.client.ask(Forget(self.task.shape, racing))
+                self.tuner.client.ask("forget", self.task.shape, racing)
             self._check([solution for solution in finalists if solution not in self._fully_checked], fully=True)
             finalists = [solution for solution in finalists if solution in self._fully_checked]
             if len(finalists) == len(racing):
@@ -272,7 +268,7 @@ class ShapeRun:
                 us = self._timings[solution].us
                 if us > limit and solution not in (self._baseline, self.task.incumbent):  # these two may yet win a comparison
                     continue
-                after = self.tuner.client.check(CheckAgain(self.task.shape, solution))
+                after = self.tuner.client.check("check_again", self.task.shape, solution)
                 if after.status != "ok":
                     self._finalize([after])
                     finalists.remove(solution)
@@ -284,7 +280,7 @@ class ShapeRun:
         if winner is None:
             return True
         with self._clock("check"):
-            served = self.tuner.client.check(CheckServed(self.task.shape, winner.solution))
+            served = self.tuner.client.check("check_served", self.task.shape, winner.solution)
         self._finalize([served] if served.status != "ok" else [])
         return served.status == "ok"
 

@@ -304,6 +304,23 @@ class Report:
         return [outcome for outcome in self.outcomes if outcome.winner is None]
 
 
+@attrs.frozen
+class Request:
+    """One call of the session, which travels to the worker.
+
+    Attributes:
+        method: name of a method of `tunedgemm.tuner.session.Session`.
+        arguments: its arguments; of one about a single solution the shape and the solution.
+    """
+
+    method: str
+    arguments: tuple[Any, ...] = ()
+
+    def run(self, session: Any) -> Any:
+        """Call the session and return its answer."""
+        return getattr(session, self.method)(*self.arguments)
+
+
 class DeviceFault(TunedGemmError):
     """The device's context is lost, and its process with it: an illegal address or the like."""
 

@@ -13,15 +13,14 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, CancelledError, Future
 from concurrent.futures import TimeoutError as Overdue
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pebble import ProcessExpired
 
 from tunedgemm.errors import TunedGemmError
 from tunedgemm.process.foreign import described
 from tunedgemm.tuner.processes import SpawnedPool, exit_reason
-from tunedgemm.tuner.requests import Request
-from tunedgemm.tuner.trial import DeviceFault
+from tunedgemm.tuner.trial import DeviceFault, Request
 
 if TYPE_CHECKING:
     from tunedgemm.tuner.session import Session
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 SessionFactory = Callable[[], "Session"]
 #: Seconds between two looks whether the process still starts.
 _LOOK_S = 1.0
-Answer = TypeVar("Answer")
 
 
 class WorkerDied(TunedGemmError):
@@ -48,7 +46,7 @@ class WorkerDied(TunedGemmError):
 class AnyWorker(Protocol):
     """A `Worker` or an `Inline`."""
 
-    def __call__(self, request: Request[Answer], *, timeout: float = 0.0) -> Answer:
+    def __call__(self, request: Request, *, timeout: float = 0.0) -> Any:
         """Run a request on the session and return the answer."""
 
     def stop(self) -> None:
@@ -61,7 +59,7 @@ class Inline:
     def __init__(self, make_session: SessionFactory) -> None:
         self._session = make_session()
 
-    def __call__(self, request: Request[Answer], *, timeout: float = 0.0) -> Answer:
+    def __call__(self, request: Request, *, timeout: float = 0.0) -> Any:
         """Run a request on the session; *timeout* has no effect."""
         del timeout
         try:
@@ -83,7 +81,7 @@ class Worker:
         self._stopped = False
         self._lock = threading.Lock()
 
-    def __call__(self, request: Request[Answer], *, timeout: float = 0.0) -> Answer:
+    def __call__(self, request: Request, *, timeout: float = 0.0) -> Any:
         """Run a request on the session and return the answer.
 
         Args:
@@ -97,7 +95,7 @@ class Worker:
         """
         for _ in range(2):
             try:
-                answer: Answer = _unpack(*_result(*self._schedule(request, timeout)))
+                answer = _unpack(*_result(*self._schedule(request, timeout)))
             except Overdue:
                 raise WorkerDied("hung", f"it took more than {timeout:g} s") from None
             except CancelledError:
@@ -117,7 +115,7 @@ class Worker:
             broken.check_begun()
         raise WorkerDied("crashed", "its process ends before its first request")
 
-    def _schedule(self, request: Request[Any], timeout: float) -> tuple[SpawnedPool, Future[Any]]:
+    def _schedule(self, request: Request, timeout: float) -> tuple[SpawnedPool, Future[Any]]:
         with self._lock:
             if self._stopped:
                 raise WorkerDied("crashed", "stopped")
@@ -173,7 +171,7 @@ def _begin(make_session: SessionFactory) -> None:
     os.register_at_fork(after_in_child=lambda: os._exit(1))
 
 
-def _run(request: Request[Any]) -> tuple[bytes, str, str]:
+def _run(request: Request) -> tuple[bytes, str, str]:
     """Run a request in the child.
 
     The parent's caller alone unpickles the answer. A type that only the child knows would break the

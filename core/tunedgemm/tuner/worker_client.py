@@ -11,7 +11,7 @@ import math
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Any
 
 import attrs
 
@@ -20,9 +20,8 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.processes import NeverBegan
-from tunedgemm.tuner.requests import Batch, Bind, Check, CheckAgain, CheckFirst, CheckServed, GetPlace, Open, Request, TakeSamples
 from tunedgemm.tuner.roofline import patience_s
-from tunedgemm.tuner.trial import Options, Place, Samples, failed
+from tunedgemm.tuner.trial import Options, Place, Request, Samples, failed
 from tunedgemm.tuner.worker import AnyWorker, WorkerDied
 
 #: Calls of a verification: on several operands, and repeated; its comparisons are about as slow.
@@ -31,8 +30,6 @@ _CHECK_CALLS = 64
 _BATCH = 16
 #: Seconds of a sample's overhead, and of a solution's first use: a capture, a first launch.
 _SAMPLE_S, _FIRST_USE_S = 0.05, 1.0
-
-Answer = TypeVar("Answer")
 
 
 class DeviceLost(Exception):
@@ -68,7 +65,7 @@ class WorkerClient:
             DeviceLost: the device does not exist, or its worker dies at once.
         """
         try:
-            self.place = self.worker(GetPlace(), timeout=self.options.timeout)
+            self.place = self.worker(Request("place"), timeout=self.options.timeout)
         except NeverBegan as error:
             raise DeviceLost(f"no worker can be started on it: {error}") from error
         except Exception as error:  # also what a driver raises for a missing device
@@ -80,11 +77,11 @@ class WorkerClient:
         """End the worker at once."""
         self.worker.stop()
 
-    def ask(self, request: Request[Answer], timeout: float | None = None) -> Answer:
-        """Send a request and return the session's answer.
+    def ask(self, method: str, *arguments: Any, timeout: float | None = None) -> Any:
+        """Call a method of the session and return its answer.
 
         Args:
-            request: runs in the worker.
+            method, arguments: as of `Request`.
             timeout: seconds, 0 for no limit; by default those of compiling and binding.
 
         Raises:
@@ -99,7 +96,7 @@ class WorkerClient:
             self.begin()
         limit = self.options.timeout if timeout is None else timeout
         try:
-            return self.worker(request, timeout=min(limit or left, left) if left < math.inf else limit)
+            return self.worker(Request(method, arguments), timeout=min(limit or left, left) if left < math.inf else limit)
         except WorkerDied as error:
             self._is_new = True
             if time.monotonic() >= self.deadline:
@@ -109,13 +106,14 @@ class WorkerClient:
     def open(self, shape: Shape) -> None:
         """Make the operands of a shape; retry if the worker dies, because no solution is to blame."""
         with contextlib.suppress(WorkerDied):
-            return self.ask(Open(shape))
-        return self.ask(Open(shape))
+            self.ask("open", shape)
+            return
+        self.ask("open", shape)
 
     def bind(self, shape: Shape, solution: Solution) -> Timing | None:
         """Bind a solution under the deadline of compilations; return a Timing if that fails."""
         try:
-            return self.ask(Bind(shape, solution))
+            refusal: Timing | None = self.ask("bind", shape, solution)
         except WorkerDied as error:
             status = "compile_timeout" if error.status == "hung" else error.status
             return Timing(shape, solution, status, detail=f"in bind: {error}"[:500])
@@ -123,50 +121,59 @@ class WorkerClient:
             raise
         except Exception as error:  # a plugin may raise anything
             return failed(shape, solution, error)
+        return refusal
 
-    def check_all(self, requests: Sequence[CheckFirst | Check | CheckAgain], until: float = math.inf) -> Iterator[Timing]:
+    def check_all(self, check: str, shape: Shape, solutions: Sequence[Solution], until: float = math.inf) -> Iterator[Timing]:
         """Check several solutions; yield the result of each, in order.
 
         They travel in batches. If one ends the worker, each solution of its batch is checked alone.
 
         Args:
-            requests: the checks, all of one kind.
+            check: the session's method.
+            shape, solutions: what is checked.
             until: `time.monotonic` after which no batch but the first begins.
         """
-        for start in range(0, len(requests), _BATCH):
+        for start in range(0, len(solutions), _BATCH):
             if start and time.monotonic() >= until:
                 return
-            batch = requests[start : start + _BATCH]
+            batch = solutions[start : start + _BATCH]
             try:
-                refusals = self.ask(Batch(tuple(Bind(request.shape, request.solution) for request in batch)))
-                bound = tuple(request for request, refusal in zip(batch, refusals, strict=True) if refusal is None)
-                answers = iter(self.ask(Batch(bound), timeout=self._check_allowance(bound)) if bound else ())
+                refusals = self.ask("each", [Request("bind", (shape, solution)) for solution in batch])
+                bound = [Request(check, (shape, solution)) for solution, refusal in zip(batch, refusals, strict=True) if refusal is None]
+                answers = iter(self.ask("each", bound, timeout=self.allowance(shape, _CHECK_CALLS, len(bound))) if bound else ())
                 checked = [refusal or next(answers) for refusal in refusals]
             except DeviceLost:
                 raise
             except Exception:  # it does not name the solution
-                checked = [self.check(request) for request in batch]
+                checked = [self.check(check, shape, solution) for solution in batch]
             yield from filter(None, checked)
 
-    def _check_allowance(self, requests: Sequence[CheckFirst | Check | CheckAgain | CheckServed]) -> float:
-        return self.allowance(requests[0].shape, _CHECK_CALLS, len(requests))
+    def check(self, check: str, shape: Shape, solution: Solution) -> Timing:
+        """Bind a solution, then verify it by a method of the session, under the deadline of kernels."""
+        timing: Timing = self._alone(shape, solution, _CHECK_CALLS, check, solution)
+        return timing
 
-    def check(self, request: CheckFirst | Check | CheckAgain | CheckServed) -> Timing:
-        """Bind a solution, then verify it under the deadline of kernels."""
-        shape, solution = request.shape, request.solution
+    def _alone(self, shape: Shape, solution: Solution, calls: int, method: str, *arguments: Any) -> Any:
+        """Return the session's answer about one solution, or the Timing of its failure; bind it first."""
         try:
-            return self.bind(shape, solution) or self.ask(request, timeout=self._check_allowance([request]))
-        except Exception as error:
-            return _blame(shape, solution, error)
+            return self.bind(shape, solution) or self.ask(method, shape, *arguments, timeout=self.allowance(shape, calls))
+        except DeviceLost:
+            raise
+        except WorkerDied as error:
+            return Timing(shape, solution, error.status, detail=str(error)[:500])
+        except Exception as error:  # a plugin may raise anything
+            return failed(shape, solution, error)
 
     def sample(self, shape: Shape, solutions: Sequence[Solution], rounds: int) -> Mapping[Solution, Samples | Timing]:
         """Time solutions in interleaved rounds; return a Timing for each that fails."""
         try:
-            return self.ask(TakeSamples(shape, tuple(solutions), rounds), timeout=self.allowance(shape, rounds, len(solutions)))
+            limit = self.allowance(shape, rounds, len(solutions))
+            samples: Mapping[Solution, Samples | Timing] = self.ask("sample", shape, tuple(solutions), rounds, timeout=limit)
         except DeviceLost:
             raise
         except Exception:  # it does not name the solution
             return self._sample_one_by_one(shape, solutions, rounds)
+        return samples
 
     def _sample_one_by_one(self, shape: Shape, solutions: Sequence[Solution], rounds: int) -> dict[Solution, Samples | Timing]:
         """Take the same rounds with a request for each sample, so that a crash blames one solution."""
@@ -175,7 +182,8 @@ class WorkerClient:
         for _ in range(rounds):
             alive = [solution for solution in solutions if solution not in lost]
             for solution in random.sample(alive, len(alive)):
-                answer = self._sample_alone(shape, solution)
+                answer = self._alone(shape, solution, 4, "sample", (solution,), 1)
+                answer = answer if isinstance(answer, Timing) else answer[solution]
                 if isinstance(answer, Timing):
                     lost[solution] = answer
                 else:
@@ -183,23 +191,8 @@ class WorkerClient:
                     samples[solution] = attrs.evolve(answer, us=(earlier.us if earlier else ()) + answer.us)
         return {**{solution: answer for solution, answer in samples.items() if solution not in lost}, **lost}
 
-    def _sample_alone(self, shape: Shape, solution: Solution) -> Samples | Timing:
-        try:
-            return self.bind(shape, solution) or self.ask(TakeSamples(shape, (solution,), 1), timeout=self.allowance(shape, 4))[solution]
-        except Exception as error:
-            return _blame(shape, solution, error)
-
     def allowance(self, shape: Shape, samples: int, solutions: int = 1) -> float:
         """Return the seconds after which so many samples count as hung; 0 for no limit."""
         kernel_timeout = self.options.kernel_timeout
         slow = _SAMPLE_S + patience_s(self.op, shape, self.place.device)
         return kernel_timeout + solutions * (_FIRST_USE_S + samples * slow) if kernel_timeout else 0.0
-
-
-def _blame(shape: Shape, solution: Solution, error: Exception) -> Timing:
-    """Return the Timing of the one solution that was running; re-raise `DeviceLost`."""
-    if isinstance(error, DeviceLost):
-        raise error
-    if isinstance(error, WorkerDied):
-        return Timing(shape, solution, error.status, detail=str(error)[:500])
-    return failed(shape, solution, error)

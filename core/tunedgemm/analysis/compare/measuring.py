@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from tunedgemm.analysis.compare.production import Choice, GetChoice, Production, Side
+from tunedgemm.analysis.compare.production import Choice, Production, Side
 from tunedgemm.analysis.compare.verdict import SEQUENTIAL, Change, Served
 from tunedgemm.backends.registry import Registry
 from tunedgemm.ops import op_named
@@ -19,7 +19,6 @@ from tunedgemm.timing import Timing
 from tunedgemm.tuner.accuracy import with_flags
 from tunedgemm.tuner.executors.local import devices
 from tunedgemm.tuner.measure import median_and_noise
-from tunedgemm.tuner.requests import Bind, Check, CheckAgain, Open, TakeSamples
 from tunedgemm.tuner.select import TIE
 from tunedgemm.tuner.trial import Bench, Options, Place, Samples
 from tunedgemm.tuner.worker import Inline, Worker, WorkerDied
@@ -84,10 +83,10 @@ class Measuring:
     def checked(self, shape: Shape, side: Side) -> Served:
         """Bind and verify the op on a shape, in a separate call of the worker, so that a death blames it."""
         try:
-            self.client.ask(Open(shape))
-            refusal = self.client.ask(Bind(shape, side.solution))
-            timing = refusal or self.client.ask(Check(shape, side.solution), timeout=self.client.allowance(shape, _CHECKS))
-            choice = self.client.ask(GetChoice(shape, side.name))
+            self.client.ask("open", shape)
+            refusal = self.client.ask("bind", shape, side.solution)
+            timing = refusal or self.client.ask("check", shape, side.solution, timeout=self.client.allowance(shape, _CHECKS))
+            choice = self.client.ask("choice", shape, side.name)
         except WorkerDied as error:
             return Served(shape, status=_line(f"error:{error.status}: {error}"))
         except Exception as error:  # a kernel may raise anything
@@ -117,7 +116,6 @@ class Measuring:
         return attrs.evolve(served, status=_line(status), detail=detail)
 
     def _time_alone(self, served: Served, side: Side) -> Served:
-        """Time one side alone; a failure becomes its status."""
         samples = self._samples(served.shape, [side])
         answer = samples if isinstance(samples, str) else samples[0]
         if not isinstance(answer, Samples):
@@ -156,12 +154,12 @@ class Measuring:
 
     def _fault_after_timing(self, shape: Shape, side: Side) -> str:
         """Return the fault of a side's timing (a fallback to another solution, wrong outputs), or ""."""
-        again = self.client.ask(CheckAgain(shape, side.solution), timeout=self.client.allowance(shape, _CHECKS))
-        choice = self.client.ask(GetChoice(shape, side.name))
+        again = self.client.ask("check_again", shape, side.solution, timeout=self.client.allowance(shape, _CHECKS))
+        choice: Choice = self.client.ask("choice", shape, side.name)
         return choice.failure or ("" if again.status == "ok" else again.detail)
 
     def _sample(self, shape: Shape, solutions: tuple[Solution, ...], rounds: int) -> list[Samples | Timing]:
-        answers = self.client.ask(TakeSamples(shape, solutions, rounds), timeout=self.client.allowance(shape, rounds, len(solutions)))
+        answers = self.client.ask("sample", shape, solutions, rounds, timeout=self.client.allowance(shape, rounds, len(solutions)))
         return [answers[solution] for solution in solutions]
 
 

@@ -69,7 +69,9 @@ class Side:
         if self.swap is None:
             return None
         file, other = self.swap
-        layers = [[other if _same(path, file) else path for path in layer.paths] for layer in table_layers(op)]
+        layers = [
+            [other if os.path.realpath(path) == os.path.realpath(file) else path for path in layer.paths] for layer in table_layers(op)
+        ]
         if not any(other in paths for paths in layers):
             layers.insert(0, [other])
         return Table(op, [[row for path in paths if present(path) for row in _rows(path, op)] for paths in layers])
@@ -128,19 +130,6 @@ class Production(Session):
     def choice(self, shape: Shape, name: str) -> Choice:
         """Return the named side's choice for a shape, after `bind`."""
         return self._dispatched[name]._choice(shape, self.device)
-
-
-@attrs.frozen
-class GetChoice:
-    """Ask what a side chose for a shape."""
-
-    shape: Shape
-    side: str
-
-    def run(self, session: Session) -> Choice:
-        """Call `Production.choice`."""
-        assert isinstance(session, Production), "the request goes to a worker over the production op"
-        return session.choice(self.shape, self.side)
 
 
 class _Callers(Backend):
@@ -212,10 +201,6 @@ def _call(dispatcher: Dispatcher, shape: Shape) -> Callable[..., Any]:
             return dispatcher.demote(Call.of(op, operands, otype, fields, key), error, launcher)
 
     return call
-
-
-def _same(first: Path, second: Path) -> bool:
-    return os.path.realpath(first) == os.path.realpath(second)
 
 
 def _rows(path: Path, op: Op) -> list[Row]:

@@ -67,7 +67,6 @@ def print_compared(compared: Compared, console: Console | None = None) -> None:
 
 
 def _report(compared: Compared) -> Iterator[str]:
-    """Yield the decisions, those that update the table first."""
     words = ("threshold_met", "no_baseline", "skip")
     improved, new, skipped = ([change for change in compared.changes if change.decision == word] for word in words)
     verb = "Updated" if compared.update else "Would update"
@@ -89,7 +88,6 @@ def _report(compared: Compared) -> Iterator[str]:
 
 
 def _decisions(verb: str, changes: Sequence[Change], last: str, least: float) -> Iterator[str]:
-    """Yield the shapes of one kind of decision, with the noise and the reason below each."""
     if not changes:
         return
     yield f"--- {verb} ({len(changes)} shapes) ---"
@@ -127,7 +125,6 @@ def _us(us: float) -> str:
 
 
 def _keys(shape: Shape, device: Device) -> str:
-    """Return AITER's key of a shape on a device."""
     texts = {"gfx": device.gfx, "cu_num": str(device.cu_num), **op_named(shape.op).columns.format(shape)}
     return "keys: " + ", ".join(f"{column}={text}" for column, text in texts.items() if text)
 

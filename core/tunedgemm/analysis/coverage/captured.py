@@ -143,7 +143,6 @@ def captured(paths: Sequence[str | Path] | None, op: str = "", gfx: str = "") ->
 
 
 def _of_user_folder(op: Op | None) -> list[Path]:
-    """Return the captured files that exist."""
     files = [path for family in ([op] if op else ops().values()) if present(path := untuned_path(family))]
     if not files:
         where = untuned_path(op) if op else home_folder()

@@ -106,7 +106,6 @@ def _read(times: KnownTimes, log: Path, op: Op, device: Device, wanted: Collecti
 
 
 def _ran_on(device: Device, line: Line) -> bool:
-    """Return whether a trial ran on the device; a described device without a name is any of its kind."""
     fields = line.fields
     name = fields.get("device", "")
     return (fields.get("gfx"), fields.get("cu_num")) == (device.gfx, device.cu_num) and (name == device.name or not device.name)

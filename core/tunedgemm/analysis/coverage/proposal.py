@@ -14,6 +14,7 @@ from tunedgemm.ops import op_named
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.table.untuned import Untuned, write_untuned
+from tunedgemm.tuner.report import sizes
 from tunedgemm.workload.lists import list_paths
 
 #: An M with at least this share of its layer's calls, or of their lost time, gets an exact row. The
@@ -39,6 +40,17 @@ class Next:
     listed: tuple[Untuned, ...] = attrs.field(validator=attrs.validators.min_len(1))
     entries: tuple[Entry, ...] = attrs.field(validator=attrs.validators.min_len(1))
     share: float = attrs.field(validator=[attrs.validators.ge(0.0), attrs.validators.le(1.0)])
+
+    @property
+    def title(self) -> str:
+        """Return op, sizes and name of the layer."""
+        return f"{self.layer.op} {sizes(self.layer).replace('M=0 ', '', 1)}" + (f" ({self.name})" if self.name else "")
+
+    def rows(self, most: int | None) -> str:
+        """Return the M to tune as text; of more than *most*, the number of the others."""
+        values = [str(listed.shape.m) for listed in self.listed]
+        more = f" and {len(values) - most} more" if most is not None and len(values) > most else ""
+        return " ".join(values[:most]) + more
 
 
 def propose(entries: Sequence[Entry], most: int) -> list[Next]:

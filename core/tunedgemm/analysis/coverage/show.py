@@ -9,13 +9,13 @@ from pathlib import Path
 from rich.text import Text
 
 from tunedgemm.analysis.coverage.proposal import Next
-from tunedgemm.analysis.coverage.result import PADDED, SOURCES, TUNED, UNTUNED, WORDS, Entry, Group
+from tunedgemm.analysis.coverage.result import PADDED, SOURCES, TUNED, UNTUNED, Entry, Group
 from tunedgemm.analysis.coverage.whole import Coverage
 from tunedgemm.errors import UserError
 from tunedgemm.table.sheet import Record, Sheet, locked, present, read_sheet, replace_text
 from tunedgemm.text.console import Column, Console, Grid, grid_of, print_grid
 from tunedgemm.text.printable import printable
-from tunedgemm.tuner.report import number_of, sizes
+from tunedgemm.tuner.report import number_of, one_line
 
 #: Most groups of `--by`, and most reasons or broken lines, without --verbose.
 _MOST_GROUPS, _MOST_LINES = 25, 5
@@ -67,13 +67,8 @@ def print_next(result: Sequence[Next], console: Console, *, verbose: bool = Fals
     if not result:
         _say(console, "nothing to tune: every call has an exact row, or the padded row that the rest of its layer shares")
         return
-    rows = []
-    for proposal in result:
-        values = [str(listed.shape.m) for listed in proposal.listed]
-        more = len(values) - _MOST_M
-        text = " ".join(values if verbose or more <= 0 else values[:_MOST_M]) + (f" and {more} more" if more > 0 and not verbose else "")
-        name = f"{proposal.layer.op} {sizes(proposal.layer).replace('M=0 ', '', 1)}" + (f" ({proposal.name})" if proposal.name else "")
-        rows.append({"layer": name, "% time": percent(proposal.share).removesuffix(" %"), "M": text})
+    most = None if verbose else _MOST_M
+    rows = [{"layer": proposal.title, "% time": _bare(proposal.share), "M": proposal.rows(most)} for proposal in result]
     print_grid(grid_of(("layer", Column("% time", right=True), Column("M", prose=True)), rows, "what to tune next"), console)
 
 
@@ -102,55 +97,45 @@ def _cells(entry: Entry) -> dict[str, str]:
 
 
 def _ways(result: Coverage) -> Grid:
-    """Return a table with a line for each kind of answer."""
     numbers = ("shapes", "calls", "% calls", "% time")
     rows = []
-    for word, meaning in WORDS.items():
-        entries = [entry for entry in result.entries if entry.how == word]
-        if not entries:
-            continue
-        shares = (percent(result.share(word, by=by)).removesuffix(" %") for by in ("calls", "time"))
-        cells = (_number(len(entries)), _number(sum(entry.calls for entry in entries)), *shares)
-        rows.append({"served by": f"{word}: {meaning}", **dict(zip(numbers, cells, strict=True))})
+    for word, group in result.ways():
+        cells = (_number(len(group.entries)), _number(group.calls), *map(_bare, result.parts(group).values()))
+        rows.append({"served by": f"{word}: {group.name}", **dict(zip(numbers, cells, strict=True))})
     return grid_of((Column("served by", prose=True), *(Column(heading, right=True) for heading in numbers)), rows)
 
 
 def _tables(result: Coverage) -> Iterator[str]:
-    """Yield the shares that the rows of each layer of tables serve."""
-    shares = []
-    for name, group in result.by_table_layer().items():
-        time = percent(group.time / result.time if result.time else 0.0)
-        calls = percent(group.calls / result.calls if result.calls else 0.0)
-        shares.append(f"{name} {calls} of calls, {time} of the time")
-    if shares:
-        yield f"rows of: {'; '.join(shares)}"
+    layers = {name: map(percent, result.parts(group).values()) for name, group in result.by_table_layer().items()}
+    if layers:
+        yield "rows of: " + "; ".join(f"{name} {calls} of calls, {time} of the time" for name, (calls, time) in layers.items())
 
 
 def _costs(result: Coverage) -> Iterator[str]:
-    """Yield the regrets of padded and untuned calls, and the refused shapes."""
     for name, words in (("padded rows", PADDED), ("untuned calls", UNTUNED)):
         chosen = [entry for entry in result.entries if entry.how in words and entry.calls]
         regret = result.regret(*words)
         if regret is not None:
             worst = regret.worst
             loss = percent(worst.regret or 0.0)
-            yield f"regret of {name}: {percent(regret.weighted)} in all, at worst {loss}, known of {_of(regret.calls, regret.of)} calls"
+            known = f"{_number(regret.calls)} of {_number(regret.of)}"
+            yield f"regret of {name}: {percent(regret.weighted)} in all, at worst {loss}, known of {known} calls"
             taken = worst.us_from if worst.row_m < 0 or worst.us_from != "padded row" else f"row at M={worst.row_m}"
             yield f"  the worst: {worst.shape}: {worst.solution} {worst.us:.2f} us ({taken}), {worst.best_us:.2f} us with {worst.best}"
         elif chosen:
             yield f"regret of {name}: unknown for all calls; tune these shapes into a separate table, and name it with --against"
     for entry in (entry for entry in result.entries if entry.how == "refused"):
-        yield f"refused: {_number(entry.calls)} calls of {entry.shape}: {_line(entry.why)}"
+        yield f"refused: {_number(entry.calls)} calls of {entry.shape}: {one_line(entry.why)}"
 
 
 def _unused(result: Coverage, verbose: bool) -> Iterator[str]:
     """Yield the reasons why rows are not used, and the coverage with all of them."""
     unused = result.unused()
     for rows in unused[: None if verbose else _MOST_LINES]:
-        share = percent(rows.time / result.time if result.time else 0.0)
+        share = percent(result.parts(rows)["time"])
         calls = "1 call" if rows.calls == 1 else f"{_number(rows.calls)} calls"
         verb = "has" if rows.calls == 1 else "have"
-        yield f"{calls} ({share} of the time) {verb} a row of {rows.libtype} that is not used: {_line(rows.reason)}"
+        yield f"{calls} ({share} of the time) {verb} a row of {rows.libtype} that is not used: {one_line(rows.reason)}"
     if len(unused) > _MOST_LINES and not verbose:
         yield f"and {len(unused) - _MOST_LINES} more reasons why rows are not used; -v lists them"
     if unused:
@@ -166,10 +151,10 @@ def _print_groups(result: Coverage, by: str, console: Console, verbose: bool) ->
     rows = []
     shown = groups if verbose else groups[:_MOST_GROUPS]
     for group in shown:
-        of_all = percent(group.time / result.time if result.time else 0.0).removesuffix(" %")
+        of_all = _bare(result.parts(group)["time"])
         shares = [group.share(*words) for words in (TUNED, PADDED, (*UNTUNED, "refused"))]
         entry = group.entries[0]
-        cells = (entry.how, f"{entry.us:.2f}") if by == "shape" else (percent(share).removesuffix(" %") for share in shares)
+        cells = (entry.how, f"{entry.us:.2f}") if by == "shape" else map(_bare, shares)
         rows.append(dict(zip((by, "calls", "% time", *headings), (group.name, _number(group.calls), of_all, *cells), strict=True)))
     print_grid(grid_of(columns, rows, f"by {by}"), console)
     if len(shown) < len(groups):
@@ -177,29 +162,23 @@ def _print_groups(result: Coverage, by: str, console: Console, verbose: bool) ->
 
 
 def _sources(result: Coverage) -> str:
-    """Return the sources of the times, with their shares."""
     shares = {source: sum(entry.time for entry in result.entries if entry.us_from == source) for source in SOURCES}
     return ", ".join(f"{percent(time / result.time)} {SOURCES[source]}" for source, time in shares.items() if time and result.time)
 
 
 def _duration(us: float) -> str:
-    """Format a time in a suitable unit."""
     for unit, size in (("h", 3.6e9), ("s", 1e6), ("ms", 1e3)):
         if us >= size:
             return f"{us / size:.1f} {unit}"
     return f"{us:.1f} us"
 
 
-def _of(part: int, whole: int) -> str:
-    return f"{_number(part)} of {_number(whole)}"
+def _bare(share: float) -> str:
+    return percent(share).removesuffix(" %")
 
 
 def _number(number: float) -> str:
     return f"{math.floor(number):,}"
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())[:200]
 
 
 def _say(console: Console, text: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 
 from tunedgemm.analysis.coverage.proposal import Next, propose
-from tunedgemm.analysis.coverage.result import Entry, Group, Unused, layer_of
+from tunedgemm.analysis.coverage.result import WORDS, Entry, Group, Unused, layer_of
 from tunedgemm.device import Device
 from tunedgemm.errors import UserError
 from tunedgemm.table.csvfile import Problem
@@ -48,12 +49,18 @@ class Coverage(Group):
         """
         if what not in BY:
             raise UserError(f"coverage.by: expected one of {', '.join(BY)} (got {what!r})")
-        members: dict[object, list[Entry]] = {}
-        for entry in self.entries:
-            key = entry.shape.op if what == "op" else entry.shape if what == "shape" else layer_of(entry.shape)
-            members.setdefault(key, []).append(entry)
-        groups = (Group(_name(what, entries), tuple(entries)) for entries in members.values())
+        keys = {"op": lambda entry: entry.shape.op, "layer": lambda entry: layer_of(entry.shape), "shape": lambda entry: entry.shape}
+        groups = (Group(_name(what, entries), tuple(entries)) for entries in _grouped(self.entries, keys[what]).values())
         return tuple(sorted(groups, key=lambda group: (-group.time, group.name)))
+
+    def ways(self) -> Iterator[tuple[str, Group]]:
+        """Yield each word of `WORDS` that occurs, with the entries that are served so."""
+        by_word = _grouped(self.entries, lambda entry: entry.how)
+        yield from ((word, Group(meaning, tuple(by_word[word]))) for word, meaning in WORDS.items() if word in by_word)
+
+    def parts(self, of: Group | Unused) -> dict[str, float]:
+        """Return the shares of all ``calls`` and of all ``time``, 0 to 1."""
+        return {what: getattr(of, what) / total if (total := getattr(self, what)) else 0.0 for what in ("calls", "time")}
 
     def unused(self) -> tuple[Unused, ...]:
         """Return the reasons why rows are not used, with their calls, the longest time first."""
@@ -66,10 +73,7 @@ class Coverage(Group):
 
     def by_table_layer(self) -> dict[str, Group]:
         """Return the entries that rows serve, by the layer of their table, the longest time first."""
-        members: dict[str, list[Entry]] = {}
-        for entry in self.entries:
-            if entry.table_layer:
-                members.setdefault(entry.table_layer, []).append(entry)
+        members = _grouped((entry for entry in self.entries if entry.table_layer), lambda entry: entry.table_layer)
         groups = [Group(name, tuple(entries)) for name, entries in members.items()]
         return {group.name: group for group in sorted(groups, key=lambda group: -group.time)}
 
@@ -82,6 +86,13 @@ class Coverage(Group):
         total = getattr(self, by)
         part: float = sum(getattr(entry, by) for entry in self.entries if entry.row in words)
         return part / total if total else 0.0
+
+
+def _grouped(entries: Iterable[Entry], key: Callable[[Entry], Any]) -> dict[Any, list[Entry]]:
+    groups: dict[Any, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(key(entry), []).append(entry)
+    return groups
 
 
 def _sum(entries: Iterable[Entry], what: str) -> int:

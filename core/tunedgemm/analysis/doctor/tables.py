@@ -20,10 +20,10 @@ from tunedgemm.solution import Unsupported
 from tunedgemm.table.distributions import distributions
 from tunedgemm.table.folders import TableLayer, table_layers
 from tunedgemm.table.index import Index, RowSource
-from tunedgemm.table.indexfile import open_source
 from tunedgemm.table.lookup import Table
 from tunedgemm.table.row import Row
 from tunedgemm.table.sheet import present
+from tunedgemm.table.source import open_source
 
 #: Seconds in which the rows of one file are compared with the installed libraries.
 SECONDS = 2.0

@@ -103,7 +103,6 @@ def read_sides(
 
 
 def _of_user_folder() -> list[Path]:
-    """Return the tuned tables that the user has."""
     files = [path for op in ops().values() if present(path := tuned_path(op))]
     if not files:
         raise UserError(f"{home_folder()}: no tuned table; run `tunedgemm tune`, or name a table or a trial log")

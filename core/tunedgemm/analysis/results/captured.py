@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tunedgemm.analysis.coverage import PADDED, UNTUNED, WORDS, Coverage, Next, Replays, coverage
+from tunedgemm.analysis.coverage import PADDED, UNTUNED, Coverage, Replays, coverage
 from tunedgemm.analysis.coverage.show import headline
 from tunedgemm.analysis.results.findings import Findings
 from tunedgemm.device import as_present
 from tunedgemm.errors import TunedGemmError
 from tunedgemm.text.printable import printable_line
-from tunedgemm.tuner.report import sizes
 from tunedgemm.workload.lists import op_of_file
 
 #: Layers to tune next, reasons of unused rows, and values of M of one layer, that a page lists.
@@ -42,14 +41,10 @@ def covered(findings: Findings, op: str = "", replays: Replays | str = "1") -> d
 
 
 def _facts(found: Coverage) -> dict[str, Any]:
-    ways = []
-    for word, meaning in WORDS.items():
-        entries = [entry for entry in found.entries if entry.how == word]
-        if entries:
-            shares = {"calls": found.share(word, by="calls"), "time": found.share(word)}
-            ways.append(
-                {"word": word, "meaning": meaning, "shapes": len(entries), "count": sum(entry.calls for entry in entries), **shares}
-            )
+    ways = [
+        {"word": word, "meaning": group.name, "shapes": len(group.entries), "count": group.calls, **found.parts(group)}
+        for word, group in found.ways()
+    ]
     unused = [
         {"libtype": printable_line(rows.libtype), "reason": printable_line(rows.reason), "calls": rows.calls}
         for rows in found.unused()[:_MOST_UNUSED]
@@ -63,7 +58,10 @@ def _facts(found: Coverage) -> dict[str, Any]:
         "regrets": [text for name, words in (("padded rows", PADDED), ("untuned calls", UNTUNED)) if (text := _regret(found, name, words))],
         "unused": unused,
         "with_unused": found.rows("exact", by="calls"),
-        "next": [_next(proposal) for proposal in found.next(_MOST_NEXT)],
+        "next": [
+            {"layer": printable_line(proposal.title), "share": proposal.share, "m": proposal.rows(_MOST_M)}
+            for proposal in found.next(_MOST_NEXT)
+        ],
         "left_out": len(found.problems),
         "notes": [printable_line(note) for note in found.notes],
     }
@@ -76,10 +74,3 @@ def _regret(found: Coverage, name: str, words: tuple[str, ...]) -> str:
     worst = f"{regret.worst.shape}, {100 * (regret.worst.regret or 0.0):.1f} %"
     known = f"known of {regret.calls:,} of {regret.of:,} calls"
     return printable_line(f"Regret of {name}: {100 * regret.weighted:.1f} % of their time; worst {worst}; {known}.")
-
-
-def _next(proposal: Next) -> dict[str, Any]:
-    values = [str(listed.shape.m) for listed in proposal.listed]
-    more = f" and {len(values) - _MOST_M} more" if len(values) > _MOST_M else ""
-    layer = f"{proposal.layer.op} {sizes(proposal.layer).replace('M=0 ', '', 1)}" + (f" ({proposal.name})" if proposal.name else "")
-    return {"layer": printable_line(layer), "share": proposal.share, "m": " ".join(values[:_MOST_M]) + more}

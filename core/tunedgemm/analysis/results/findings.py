@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import attrs
 
@@ -110,7 +109,3 @@ class Findings:
     def _equivalent(shape: Shape, known: dict[Shape, list[Entry]]) -> list[Shape]:
         op = next((entries[0].op for entries in known.values() if entries[0].op.name == shape.op), None)
         return [] if op is None else [key_shape(other) for other in op.equivalent_shapes(shape)]
-
-
-#: Reads one file into findings.
-Reader = Callable[[Path, Findings, Faults], Any]

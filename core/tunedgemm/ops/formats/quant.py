@@ -252,7 +252,6 @@ def _matrix(x: torch.Tensor) -> torch.Tensor:
 
 
 def _limit(dtype: torch.dtype) -> float:
-    """Return the largest value of a dtype to quantise to."""
     if dtype is torch.int8:
         return 127.0
     if dtype not in _FP8:

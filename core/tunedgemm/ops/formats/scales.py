@@ -132,7 +132,6 @@ def _parts(whole: ShuffledScale, result: Any) -> Any:
 
 
 def _rebuilt(plain: torch.Tensor, parameter: bool) -> ShuffledScale:
-    """Rebuild scales from the parts of `__reduce_ex__` and `__deepcopy__`."""
     scale: Any = _typed(plain)
     if parameter:
         scale = torch.nn.Parameter(scale, requires_grad=False)

@@ -345,7 +345,6 @@ _TYPES: dict[str, type[ShuffledWeight]] = {}
 
 
 def _rebuilt(plain: torch.Tensor, layout: str, requires_grad: bool, parameter: bool) -> ShuffledWeight:
-    """Rebuild a weight from the parts of `__reduce_ex__` and `__deepcopy__`."""
     weight: Any = as_shuffled(plain, layout)
     if parameter:
         weight = torch.nn.Parameter(weight, requires_grad=requires_grad)

@@ -136,7 +136,6 @@ def select_layers(model: ModelShapes, patterns: Iterable[str]) -> ModelShapes:
 
 
 def _model_dtype(layers: Iterable[Layer]) -> str:
-    """Return the dtype of most of a model."""
     dtypes = [layer.dtype for layer in layers if layer.kind == "linear"]
     return max(set(dtypes), key=dtypes.count) if dtypes else "bf16"
 

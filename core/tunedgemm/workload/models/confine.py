@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import resource
 from pathlib import Path
 
 import attrs
-
-from tunedgemm.errors import UserError
 
 
 @attrs.frozen
@@ -16,12 +13,10 @@ class Limits:
     """Limits on describing one model, beyond those of any real one.
 
     Attributes:
-        modules: most modules and parameters.
         memory: most bytes of address space beyond those of the idle process.
         seconds: most seconds of processor time.
     """
 
-    modules: int = 1 << 17
     memory: int = 4 << 30
     seconds: int = 30
 
@@ -36,19 +31,8 @@ def too_deep(folder: str) -> str:
     return f"{folder}/config.json: nested too deeply; no model has such a file"
 
 
-def confine(limits: Limits, folder: str = "") -> None:
-    """Limit this process's memory, processor time, file sizes and modules until it ends."""
-    _limit_resources(limits)
-    _limit_modules(limits.modules, folder)
-
-
-def lift_time_limit() -> None:
-    """Let this process go on for as long as it takes."""
-    _, most = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (most, most))
-
-
-def _limit_resources(limits: Limits) -> None:
+def confine(limits: Limits) -> None:
+    """Limit this process's memory, processor time and file sizes until it ends."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     wanted = {
         resource.RLIMIT_CORE: 0,
@@ -61,20 +45,12 @@ def _limit_resources(limits: Limits) -> None:
         resource.setrlimit(kind, (value if most == resource.RLIM_INFINITY else min(value, most), most))
 
 
+def lift_time_limit() -> None:
+    """Let this process go on for as long as it takes."""
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (most, most))
+
+
 def _address_space() -> int:
     """Return the bytes of address space of this process (the first field of /proc/PID/statm, in pages)."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-
-
-def _limit_modules(most: int, folder: str) -> None:
-    """Make torch refuse more than so many modules and parameters."""
-    from torch.nn.modules import module
-
-    count = itertools.count(1)
-
-    def refuse(*_: object) -> None:
-        if next(count) > most:
-            raise UserError(beyond(folder, f"{most} modules and parameters"))
-
-    module.register_module_module_registration_hook(refuse)
-    module.register_module_parameter_registration_hook(refuse)

@@ -127,7 +127,9 @@ def merge_lists(
                 if (earlier := shapes.get(row.shape)) is not None:
                     row = attrs.evolve(row, count=together(earlier.count, row.count), layer=layers_of_both(earlier.layer, row.layer))  # noqa: PLW2901
                 shapes[row.shape] = row
-    return {name: tuple(sorted(shapes.values(), key=_by_sizes)) for name, shapes in merged.items()}
+    return {
+        name: tuple(sorted(shapes.values(), key=lambda row: (row.shape.n, row.shape.k, row.shape.m))) for name, shapes in merged.items()
+    }
 
 
 def by_tokens(by_op: Mapping[str, tuple[Untuned, ...]]) -> dict[str, tuple[Untuned, ...]]:
@@ -136,10 +138,6 @@ def by_tokens(by_op: Mapping[str, tuple[Untuned, ...]]) -> dict[str, tuple[Untun
     return {
         name: tuple(attrs.evolve(row, count=row.count * max(1, round(most / row.shape.m))) for row in rows) for name, rows in by_op.items()
     }
-
-
-def _by_sizes(row: Untuned) -> tuple[int, int, int]:
-    return row.shape.n, row.shape.k, row.shape.m
 
 
 def left_out(layer: Layer) -> str:

@@ -75,7 +75,7 @@ _NARROW = re.compile(r"(?:fp|int|nf|float|mxfp|nvfp|uint)[468](?![0-9])|e\dm\d",
 def quantisation_of(raw: Mapping[str, Any]) -> Quantisation:
     """Return the quantisation that ``config.json`` states, for each part of the model."""
     stated = dict(stated_parts(raw))
-    whole = _scheme_of(stated[""], raw) if "" in stated else _unstated(raw)
+    whole = _scheme_of(stated[""], raw) if "" in stated else Scheme(experts=_experts({}, raw, WIDE))  # experts may still name their dtype
     text, others = whole, whole
     for path, own in stated.items():
         if is_text(path):
@@ -93,11 +93,6 @@ def _part(raw: Mapping[str, Any], path: str) -> Mapping[str, Any]:
     for name in path.split("."):
         raw = raw[name]
     return raw
-
-
-def _unstated(raw: Mapping[str, Any]) -> Scheme:
-    """Return the scheme of a file without a statement, whose experts may still name their dtype."""
-    return Scheme(experts=_experts({}, raw, WIDE))
 
 
 def _with_fields(scheme: Scheme, raw: Mapping[str, Any]) -> Scheme:
@@ -303,10 +298,6 @@ def _of_algorithm(algorithm: Any, stated: Mapping[str, Any]) -> Verdict:
     return Verdict(_ALGORITHMS[word]) if word in _ALGORITHMS else _refuse(f"modelopt's {word or 'unnamed algorithm'}")
 
 
-def _of_gpt_oss(_: Mapping[str, Any]) -> Scheme:
-    return Scheme(WIDE, experts=Verdict("mxfp4_weight"))
-
-
 def _unknown(method: str, stated: Mapping[str, Any]) -> Scheme:
     """Refuse the quantised layers of another method; those that GPTQ's fields exempt stay."""
     verdict = _refuse(f"the format of quant_method {method!r}")
@@ -329,5 +320,5 @@ _READERS = {
     "compressed-tensors": _of_compressed,
     "quark": _of_quark,
     "modelopt": _of_modelopt,
-    "mxfp4": _of_gpt_oss,
+    "mxfp4": lambda _: Scheme(WIDE, experts=Verdict("mxfp4_weight")),
 }

@@ -174,7 +174,7 @@ def _answer(connection: Connection, request: bytes, describe: Callable[..., Any]
         question, granted = json.loads(request)
         limits = Limits(**granted)
         try:
-            confine(limits, question["folder"])
+            confine(limits)
             answer = {"described": describe(**question)}
         except UserError as error:
             answer = {"error": str(error)}

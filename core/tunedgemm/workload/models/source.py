@@ -245,9 +245,7 @@ def _dtype(settings: Any) -> torch.dtype:
     import torch
 
     for part in (settings, _of_text(settings)):
-        dtype_field = getattr(part, "dtype", None) or getattr(part, "torch_dtype", None)
-        dtype = getattr(torch, dtype_field, None) if isinstance(dtype_field, str) else dtype_field
-        if isinstance(dtype, torch.dtype):
+        if isinstance(dtype := getattr(part, "dtype", None), torch.dtype):
             return dtype
     return torch.bfloat16
 
