@@ -10,6 +10,7 @@ from tunedgemm.cli import main
 from tunedgemm.device import Device
 from tunedgemm.dtype import fp8_of
 from tunedgemm.ops import op_named
+from tunedgemm.ops.scale_order import field_of
 from tunedgemm.shape import Shape
 from tunedgemm.table.folders import untuned_path
 from tunedgemm.table.untuned import Untuned, read_untuned, write_untuned
@@ -181,6 +182,27 @@ def test_a_quantised_model_with_shuffled_weights(
 
     assert code == 0 and out.endswith(": 4 shapes of a8w8_blockscale_bpreshuffle\n")
     assert {row.shape.layout for row in read_untuned(tmp_path / "l.csv", op_named("a8w8_blockscale_bpreshuffle"))} == {"aiter16x16"}
+
+
+def test_an_engines_order_of_scales_is_listed(write_model: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With an engine, scales by block have its order on the device, and a note says which; else row-major.
+
+    Experts have no order.
+    """
+    block = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    sizes = {"hidden_size": 256, "num_local_experts": 8, "num_experts_per_tok": 2, "quantization_config": block}
+    model, path = write_model("b", "mixtral", **sizes), tmp_path / "l.csv"
+    words = ("--model_dir", model, "--layers", "*.qkv_proj,*.experts", "--max-num-seqs", "4", "--max-num-batched-tokens", "6")
+    for engine, device, order in (("vllm", "sm_90:132", "m_major_padded"), ("sglang", "gfx942:304", "row")):
+        code, out, err = run(capsys, *words, "--nsets", engine, "--device", device)
+        assert code == 0 and f"a8w8_blockscale: x's scales are listed as {order} for {engine} on {device.partition(':')[0]}, " in err
+        assert ("a8w8_blockscale m_major_padded" in out) == (order != "row") and "fmoe 8 experts, top 2 " in out
+    for engine, orders in (("vllm", ["m_major_padded", "m_major_padded", "m_major", "m_major_padded"]), ("1,2,4,6", ["row"] * 4)):
+        words = ("--model_dir", model, "--op", "a8w8_blockscale", "--layers", "*.qkv_proj", "--nsets", engine, "--device", "sm_90:132")
+        more = ("--max-num-seqs", "2", "--max-num-batched-tokens", "6") if engine == "vllm" else ()
+        assert run(capsys, *words, *more, "-o", str(path))[0] == 0
+        assert [field_of(row.shape) for row in read_untuned(path, op_named("a8w8_blockscale"))] == orders
+        path.unlink()
 
 
 def test_notes_are_never_lost(write_model: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

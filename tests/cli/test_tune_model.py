@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tunedgemm.device
 import tunedgemm.tuner
 from tunedgemm.cli import main
 from tunedgemm.device import Device
@@ -112,6 +113,23 @@ def test_a_model_is_tuned_with_its_counts(asked, dense: str, tmp_path: Path) -> 
         (m, *product): count for product, count in PRODUCTS.items() for m in (1, 2)
     }
     assert (asked[0]["output"], asked[0]["options"].budget) == (tmp_path / "t.csv", 60.0)
+
+
+def test_an_engines_order_of_scales_is_tuned(
+    asked, write_model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--nsets vllm tunes the keys of vLLM's calls on the device that tunes, and says their order."""
+    monkeypatch.setattr(tunedgemm.device, "current_device", lambda: PLACE.device)
+    block = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    model = write_model("b", "llama", hidden_size=256, quantization_config=block)
+    words = ["tune", "--model_dir", model, "--op", "a8w8_blockscale", "--nsets", "vllm", "--max-num-seqs", "1"]
+
+    assert main([*words, "--max-num-batched-tokens", "2"]) == 0 and main([*words, "--max-num-batched-tokens", "2", "--device", "cpu"]) == 0
+
+    orders = [{dict(shape.extra).get("scale_order") for shape in run["shapes"] if shape.k > 128} for run in asked]
+    assert orders == [{"m_major_padded"}, {None}]
+    err = capsys.readouterr().err
+    assert "listed as m_major_padded for vllm on sm_90, which DeepGEMM reads" in err and "listed as row for vllm on cpu" in err
 
 
 def test_a_budget_is_shared_among_ops(asked, experts: str) -> None:

@@ -15,6 +15,7 @@ from tunedgemm.errors import UserError
 from tunedgemm.text.number import whole_number
 
 if TYPE_CHECKING:
+    from tunedgemm.device import Device
     from tunedgemm.table.untuned import Untuned
     from tunedgemm.workload.lists import ShapeOverrides
     from tunedgemm.workload.models import ModelShapes
@@ -165,17 +166,18 @@ def _of_rows(rows: tuple[int, ...]) -> str:
     return f"M = {', '.join(map(str, rows))}" if len(rows) <= 16 else f"{len(rows)} M in {rows[0]}..{rows[-1]}"
 
 
-def listed(named: Mapping[str, tuple[int, ...]], arguments: argparse.Namespace) -> Listed:
+def listed(named: Mapping[str, tuple[int, ...]], arguments: argparse.Namespace, device_of: Callable[[], Device]) -> Listed:
     """Return the shapes selected by the flags of `add_model`, `add_overrides`, ``--op``, ``--preshuffle``.
 
     Args:
         named: models with the degrees of parallelism of each; see `models_of`.
+        device_of: returns the device that is tuned for, which decides how an engine calls.
 
     Raises:
         UserError: a model or a flag cannot be used, or no shape is left.
     """
     from tunedgemm.workload.models import NSETS, Formats, by_tokens, layers_of_model, merge_lists, rows_of, select_layers, with_shapes
-    from tunedgemm.workload.models.engines import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, command_of, rows_of_engine
+    from tunedgemm.workload.models.engines import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, as_called, command_of, rows_of_engine
 
     engine = arguments.nsets if isinstance(arguments.nsets, str) else ""
     limits = (arguments.max_num_seqs or MAX_NUM_SEQS, arguments.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS)
@@ -189,13 +191,15 @@ def listed(named: Mapping[str, tuple[int, ...]], arguments: argparse.Namespace) 
     for model, tp in ((model, tp) for model, ranks in named.items() for tp in ranks):
         layers = layers_of_model(model, tp, fuse=not arguments.no_fuse, fuse_shared_experts=arguments.fuse_shared_experts)
         shaped = with_shapes(select_layers(layers, patterns) if patterns else layers, rows, formats)
-        models.setdefault(model, []).append(attrs.evolve(shaped, by_op=_wanted(shaped, arguments, several=len(named) > 1)))
-    by_op = merge_lists((merge_lists(rank.by_op for rank in ranks) for ranks in models.values()), operator.add)
-    if not by_op:
+        wanted = _wanted(shaped, arguments, several=len(named) > 1)
+        by_op, notes = as_called(engine, wanted, device_of) if engine else (wanted, ())
+        models.setdefault(model, []).append(attrs.evolve(shaped, by_op=by_op, notes=(*shaped.notes, *notes)))
+    merged = merge_lists((merge_lists(rank.by_op for rank in ranks) for ranks in models.values()), operator.add)
+    if not merged:
         raise UserError(f"--op {arguments.op}: no product of {', '.join(named)} is of this op; leave --op out to see their ops")
     commands = tuple(command_of(engine, model, tp, *limits) for model, ranks in named.items() for tp in ranks) if engine else ()
     every = tuple(rank for ranks in models.values() for rank in ranks)
-    return Listed(every, by_tokens(by_op) if arguments.models else by_op, rows, commands)
+    return Listed(every, by_tokens(merged) if arguments.models else merged, rows, commands)
 
 
 def _wanted(model: ModelShapes, arguments: argparse.Namespace, *, several: bool) -> dict[str, tuple[Untuned, ...]]:

@@ -27,12 +27,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     shapes = parser.add_argument_group("changes of all shapes")
     add_overrides(shapes)
     shapes.add_argument("--preshuffle", action="store_true", help="shuffled weights: the op for them if it exists, else their layout")
+    device = "the device to tune for, such as sm_90:132, with --nsets vllm or sglang; default: the present one"
+    parser.add_argument("--device", default="", metavar="GFX:CU[:NAME]", help=device)
     written = "file to write, or a folder (existing, or ending in /) for a file of each op; default: print a table"
     parser.add_argument("-o", "--output", default="", metavar="FILE|FOLDER/", help=written)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     from tunedgemm.cli.flags import listed, models_of
+    from tunedgemm.device import current_device, device_of_text
     from tunedgemm.ops import op_named
     from tunedgemm.table.untuned import write_untuned
     from tunedgemm.text.console import console
@@ -42,7 +45,7 @@ def _run(arguments: argparse.Namespace) -> int:
     models = models_of(arguments)
     if not models:
         raise UserError("no model is named; pass --model_dir: a folder with config.json, or a shipped model")
-    selected = listed(models, arguments)
+    selected = listed(models, arguments, lambda: device_of_text(arguments.device) if arguments.device else current_device())
     for note in selected.notes:
         print(f"tunedgemm: note: {note}", file=sys.stderr)
     for line in selected.commands:
@@ -89,6 +92,7 @@ def _cells(row: Untuned, ranks: list[int]) -> dict[str, str]:
     words += [f"{extra['expert']} experts, top {extra['topk']}"] if "expert" in extra else []
     words += ["+ bias"] if shape.bias else []
     words += [shape.layout] if shape.layout != "row" else []
+    words += [str(extra["scale_order"])] if "scale_order" in extra else []
     multiplied = str(extra.get("q_dtype_w", shape.dtype))
     return {
         "layer": row.layer,

@@ -23,6 +23,7 @@ from tunedgemm.process.paths import expanded
 
 if TYPE_CHECKING:
     from tunedgemm.analysis.compare import Served
+    from tunedgemm.device import Device
     from tunedgemm.tuner import Options
     from tunedgemm.tuner.campaign import Campaign
     from tunedgemm.tuner.plan import Source
@@ -81,7 +82,7 @@ def _run_all(arguments: argparse.Namespace) -> int:
     options = Options(**{option.name: getattr(arguments, option.name) for option in attrs.fields(Options)})
     _check(arguments)
     arguments.output = default(arguments.output, "GTUNE_TUNED", str, "")
-    requests = _with_outputs(_requests(arguments), arguments.output)
+    requests = _with_outputs(_requests(arguments, options), arguments.output)
     if arguments.last and not options.all:
         requests, options = [_last_of(request) for request in requests], attrs.evolve(options, all=True)
     if len(requests) > 1:
@@ -150,23 +151,27 @@ def _last_of(request: _TuneRequest) -> _TuneRequest:
 
 def _campaign_of(requests: list[_TuneRequest], options: Options, refused: set[str]) -> Campaign | None:
     """Return the campaign of requests with a budget; None where rows do not show what is done."""
-    from tunedgemm.device import current_device, device_of
     from tunedgemm.ops import op_named
     from tunedgemm.table.folders import table_paths, tuned_path
-    from tunedgemm.text.number import whole_number
     from tunedgemm.tuner.campaign import Campaign, Part
     from tunedgemm.tuner.plan import requested
 
     whole = options.all or options.stale or options.whole or options.batch_invariant or options.shard != (1, 1)
     if not options.budget or whole or options.executor != "local":
         return None
-    first = options.device.partition(",")[0].strip()
-    device = device_of(-1 if (index := whole_number(first)) is None else index) if first else current_device()
-    parts = []
+    parts, device = [], _first_device(options)
     for request in requests:
         op = op_named(request.op)
         parts.append(Part(op, requested(op, request.source).on(op, device), table_paths(request.output) or (tuned_path(op),)))
     return Campaign(tuple(parts), device, options, refused)
+
+
+def _first_device(options: Options) -> Device:
+    """Return the device that tunes, the first of several; of a cluster the one here."""
+    from tunedgemm.device import current_device, device_of
+    from tunedgemm.tuner.executors.local import devices
+
+    return device_of(devices(attrs.evolve(options, mp=0))[0]) if options.device and options.executor == "local" else current_device()
 
 
 def _waves(campaign: Campaign, requests: list[_TuneRequest], options: Options) -> Iterator[tuple[_TuneRequest, float]]:
@@ -227,14 +232,14 @@ def _with_outputs(requests: list[_TuneRequest], text: str) -> list[_TuneRequest]
     return [attrs.evolve(request, output=expanded(text) / op_named(request.op).columns.tuned_file) for request in requests]
 
 
-def _requests(arguments: argparse.Namespace) -> list[_TuneRequest]:
+def _requests(arguments: argparse.Namespace, options: Options) -> list[_TuneRequest]:
     """Return a request for each op: for the shapes of a file or a model, or the captured ones."""
     from tunedgemm.cli.flags import default, listed, models_of, overrides_of
 
     of_model = arguments.model_dir or arguments.models
     input_path = arguments.input or ("" if of_model else default(None, "GTUNE_INPUT", str, ""))
     if models := {} if arguments.run_config else models_of(arguments, input_path):
-        selected = listed(models, arguments)
+        selected = listed(models, arguments, lambda: _first_device(options))
         with _tolerate_closed_output():
             print(selected, flush=True)
         for note in selected.notes:

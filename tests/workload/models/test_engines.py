@@ -1,10 +1,22 @@
-"""The M of serving engines."""
+"""What serving engines call: the M, and the order of scales."""
 
 from __future__ import annotations
 
+import itertools
+from pathlib import Path
+
 import pytest
+import torch
+from tunedgemm.device import Device
 from tunedgemm.errors import UserError
-from tunedgemm.workload.models.engines import command_of, rows_of_engine
+from tunedgemm.ops import op_named
+from tunedgemm.ops.formats.quant import per_1x128_quant, per_block_quant
+from tunedgemm.shape import Shape
+from tunedgemm.table.row import key_shape
+from tunedgemm.table.untuned import Untuned, read_untuned, write_untuned
+from tunedgemm.workload.models.engines import as_called, command_of, rows_of_engine
+
+BLOCKS, H100 = op_named("a8w8_blockscale"), Device("sm_90", 132)
 
 
 def test_vllm_runs_its_graph_sizes_and_prefill() -> None:
@@ -46,3 +58,70 @@ def test_the_command_line_has_the_same_limits() -> None:
         "TUNEDGEMM_VLLM=1 vllm serve 'a model' --tensor-parallel-size 8 --max-num-seqs 64 --max-num-batched-tokens 4096"
     )
     assert "--cuda-graph-max-bs 64 --chunked-prefill-size 4096" in command_of("sglang", "m", 1, 64, 4096)
+
+
+def by_block(m: int, n: int, k: int, outdtype: str = "bf16") -> Shape:
+    return Shape(BLOCKS.name, m, n, k, "fp8_e4m3fn", outdtype=outdtype, scale="block")
+
+
+#: Engine, architecture, sizes that decide, output dtype -> the order into which the engine
+#: quantises x there.
+CALLED = [
+    ("vllm", "sm_90", 192, "bf16", "m_major_padded"),
+    ("sglang", "sm_90", 192, "bf16", "m_major_padded"),
+    ("vllm", "sm_90", 160, "bf16", "m_major"),
+    ("vllm", "sm_90", 192, "fp16", "m_major"),
+    ("sglang", "sm_90", 160, "bf16", "row"),
+    ("sglang", "sm_90", 192, "fp16", "row"),
+    ("vllm", "sm_89", 192, "bf16", "row"),
+    ("vllm", "gfx942", 192, "bf16", "row"),
+    ("vllm", "cpu-avx2", 192, "bf16", "row"),
+]
+
+
+def test_a_listed_shape_is_the_key_of_the_engines_call(tmp_path: Path, faults_of) -> None:
+    """For any M and K, in memory and from a file, the key is that of a call with the engine's scales."""
+
+    def check(called: tuple[str, str, int, str, str], m: int, k: int) -> None:
+        engine, gfx, n, outdtype, order = called
+        rows = {BLOCKS.name: (Untuned(by_block(m, n, k, outdtype)),)}
+        [listed] = as_called(engine, rows, lambda: Device(gfx, 132))[0][BLOCKS.name]
+        x, w = torch.randn(m, k), torch.randn(n, k)
+        (q, x_scale), (weight, w_scale) = (
+            per_1x128_quant(x, torch.float8_e4m3fn, order),
+            per_block_quant(w, quant_dtype=torch.float8_e4m3fn),
+        )
+        otype = torch.bfloat16 if outdtype == "bf16" else torch.float16
+        call = BLOCKS.shape_of(q, weight, x_scale, w_scale, otype=otype)
+        assert key_shape(listed.shape) == key_shape(call)
+        write_untuned(tmp_path / "l.csv", BLOCKS, [listed])
+        assert key_shape(read_untuned(tmp_path / "l.csv", BLOCKS)[0].shape) == key_shape(call)
+
+    assert not faults_of(check, itertools.product(CALLED, (1, 2, 3, 4, 5, 8, 10, 64), (64, 128, 256, 384)))
+
+
+def test_an_engine_without_a_kernel_has_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's own switch turns DeepGEMM off; notes name the order, the reason and the products."""
+    rows = {"a16w16": (Untuned(Shape("a16w16", 8, 64, 128)),), BLOCKS.name: tuple(Untuned(by_block(8, n, 256)) for n in (192, 160))}
+    _, notes = as_called("vllm", rows, lambda: H100)
+    assert notes == (
+        "a8w8_blockscale: x's scales are listed as m_major_padded for vllm on sm_90, which DeepGEMM reads: N x K = 192 x 256",
+        "a8w8_blockscale: x's scales are listed as m_major for vllm on sm_90, which CUTLASS reads: N x K = 160 x 256",
+    )
+    for engine, variable, order in (("vllm", "VLLM_USE_DEEP_GEMM", "m_major"), ("sglang", "SGLANG_ENABLE_JIT_DEEPGEMM", "row")):
+        monkeypatch.setenv(variable, "0")
+        listed, notes = as_called(engine, rows, lambda: H100)
+        assert len(notes) == 1 and f"listed as {order} for {engine}" in notes[0]
+        assert listed["a16w16"] == rows["a16w16"]
+
+
+def test_other_products_have_no_order() -> None:
+    """Shapes of other ops, experts and scales by row among them, are listed unchanged, without a note."""
+    rows = {
+        name: (Untuned(shape),)
+        for name, shape in (
+            ("a16w16", Shape("a16w16", 1, 64, 128)),
+            ("a8w8", Shape("a8w8", 1, 64, 128, "int8", outdtype="bf16", scale="row")),
+        )
+    }
+    assert as_called("vllm", rows, lambda: H100) == (rows, ())

@@ -1,21 +1,91 @@
-"""The M that serving engines run: graph batch sizes, and powers of two for prefill. Torch-free.
+"""What serving engines call: the M, and the order of scales by block. Torch-free.
 
-Sources: vLLM 0.20 to 0.33, ``VllmConfig._set_cudagraph_sizes``; SGLang,
-``ServerArgs._generate_cuda_graph_batch_sizes``. Between two sizes an engine pads a batch to the
-larger one.
+The M are graph batch sizes, and powers of two for prefill. Between two sizes an engine pads a batch
+to the larger one. Sources: vLLM 0.20 to 0.33, ``VllmConfig._set_cudagraph_sizes`` and
+``_POSSIBLE_FP8_BLOCK_KERNELS``; SGLang, ``ServerArgs._generate_cuda_graph_batch_sizes`` and
+``_dispatch_auto_backend`` of ``fp8_utils``.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import shlex
+from collections.abc import Callable, Mapping
 
+import attrs
+
+from tunedgemm.device import Device
 from tunedgemm.errors import UserError
+from tunedgemm.ops.scale_order import M_MAJOR, M_MAJOR_PADDED, ROW, canonical_order, with_order
+from tunedgemm.process.variables import OFF
+from tunedgemm.shape import Shape
+from tunedgemm.table.untuned import Untuned
 
 #: Defaults of the engines' HTTP servers: sequences at once, and tokens of one prefill.
 MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 256, 8192
 #: The largest batch that vLLM captures a graph for, whatever the settings.
 _VLLM_GRAPH = 512
+
+
+@attrs.frozen
+class _BlockKernel:
+    """A kernel of engines for fp8 by block that reads x's scales in another order than row-major.
+
+    Attributes:
+        name: its library.
+        switches: engine -> the variable that turns it off there, or "".
+        gfx: architectures on which the engines choose it.
+        order: the order of x's scales.
+        multiples: what N and K must be multiples of.
+        outdtypes: dtypes of its outputs.
+    """
+
+    name: str
+    switches: Mapping[str, str]
+    gfx: tuple[str, ...]
+    order: str
+    multiples: tuple[int, int] = (1, 1)
+    outdtypes: tuple[str, ...] = ("bf16", "fp16")
+
+    def serves(self, engine: str, shape: Shape, device: Device) -> bool:
+        """Tell whether an engine multiplies a shape with it, unless an earlier kernel does."""
+        if engine not in self.switches or device.gfx not in self.gfx or shape.outdtype not in self.outdtypes:
+            return False
+        is_on = os.environ.get(self.switches[engine], "1").strip().lower() not in OFF
+        return is_on and shape.n % self.multiples[0] == shape.k % self.multiples[1] == 0
+
+
+#: In the engines' order. On sm_100 they pack e8m0 scales for DeepGEMM, which no op has.
+_BLOCK_KERNELS = (
+    _BlockKernel(
+        "DeepGEMM", {"vllm": "VLLM_USE_DEEP_GEMM", "sglang": "SGLANG_ENABLE_JIT_DEEPGEMM"}, ("sm_90",), M_MAJOR_PADDED, (64, 128), ("bf16",)
+    ),
+    _BlockKernel("CUTLASS", {"vllm": ""}, ("sm_90", "sm_120"), M_MAJOR),
+)
+_BY_BLOCK = "a8w8_blockscale"
+
+
+def as_called(
+    engine: str, by_op: Mapping[str, tuple[Untuned, ...]], device_of: Callable[[], Device]
+) -> tuple[Mapping[str, tuple[Untuned, ...]], tuple[str, ...]]:
+    """Return shapes with the order of scales of an engine's calls, and notes that say which and why.
+
+    Args:
+        engine: ``vllm`` or ``sglang``.
+        by_op: the shapes by the name of their op.
+        device_of: returns the device that is tuned for; called if a shape has scales by block.
+    """
+    if _BY_BLOCK not in by_op:
+        return by_op, ()
+    device, rows, sizes = device_of(), [], dict[str, dict[str, None]]()
+    for row in by_op[_BY_BLOCK]:
+        kernel = next((each for each in _BLOCK_KERNELS if each.serves(engine, row.shape, device)), None)
+        order, why = (kernel.order, f"which {kernel.name} reads") if kernel else (ROW, "as no other is known")
+        rows.append(attrs.evolve(row, shape=canonical_order(with_order(row.shape, order))))
+        sizes.setdefault(f"{order} for {engine} on {device.gfx}, {why}", {})[f"{row.shape.n} x {row.shape.k}"] = None
+    notes = (f"{_BY_BLOCK}: x's scales are listed as {note}: N x K = {', '.join(products)}" for note, products in sizes.items())
+    return {**by_op, _BY_BLOCK: tuple(rows)}, tuple(notes)
 
 
 def rows_of_engine(engine: str, max_num_seqs: int, max_num_batched_tokens: int) -> tuple[int, ...]:
