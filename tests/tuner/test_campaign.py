@@ -11,6 +11,7 @@ from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.untuned import Untuned
+from tunedgemm.testing.fakes import fake_registry
 from tunedgemm.timing import Timing
 from tunedgemm.tuner import campaign as module
 from tunedgemm.tuner.campaign import Campaign, Part, Wave
@@ -50,7 +51,7 @@ def fp8(m: int, calls: int) -> Untuned:
 def campaign(folder: Path, *parts: list[Untuned], **options: object) -> Campaign:
     ops = {"a16w16": GEMM, "a8w8": FP8}
     listed = [Part(ops[part[0].shape.op], tuple(part), (folder / f"{part[0].shape.op}.csv",)) for part in parts]
-    return Campaign(tuple(listed), H200, Options(seconds=4.0, **options))
+    return Campaign(tuple(listed), H200, Options(seconds=4.0, budget=60.0, **options), fake_registry())
 
 
 def tuned(wave: Wave, most: int = 1000, failing: tuple[int, ...] = ()) -> list[int]:
@@ -68,17 +69,17 @@ def tuned(wave: Wave, most: int = 1000, failing: tuple[int, ...] = ()) -> list[i
     return done
 
 
-def test_value_is_calls_times_time_over_all_ops(tmp_path: Path) -> None:
-    """Shapes come in the order of their calls times the time of one, whatever their op."""
+def test_value_is_calls_times_saving_over_all_ops(tmp_path: Path) -> None:
+    """Shapes come in the order of their calls times the saving expected of one, whatever their op."""
     found = campaign(tmp_path, [gemm(1, 10), gemm(8192, 1), gemm(2, 1000, n=512)], [fp8(1, 40), fp8(16, 1)]).left()
     assert [(part.op.name, task.shape.m) for part, task in found] == [
-        ("a16w16", 2), ("a16w16", 8192), ("a8w8", 1), ("a16w16", 1), ("a8w8", 16),
+        ("a16w16", 2), ("a8w8", 1), ("a16w16", 1), ("a8w8", 16), ("a16w16", 8192),
     ]  # fmt: skip
 
 
 def test_waves_fit_the_time_and_share_it_by_shapes(tmp_path: Path, clock: Clock) -> None:
     """A wave has as many shapes as the time allows at the pace of those before."""
-    listed = [gemm(m, 10000 - 100 * m) for m in range(1, 13)], [fp8(m, 17900 - 180 * m) for m in range(1, 13)]
+    listed = [gemm(m, 10000 - 100 * m) for m in range(1, 13)], [fp8(m, 1960 - 20 * m) for m in range(1, 13)]
     waves = campaign(tmp_path, *listed).waves(100.0)
     seen = []
     for wave in waves:
@@ -103,7 +104,7 @@ def test_it_goes_on_where_a_killed_one_stopped(tmp_path: Path) -> None:
     wave = next(campaign(tmp_path, listed).waves(time.monotonic() + 1000.0))
     assert tuned(wave, most=4, failing=(2, 3)) == [1, 2, 3, 4]
     assert [task.shape.m for _, task in campaign(tmp_path, listed).left()] == [5, 6]
-    assert [task.shape.m for _, task in campaign(tmp_path, listed, resume=False).left()] == [2, 3, 5, 6]
+    assert [task.shape.m for _, task in campaign(tmp_path, listed, resume=False).left()] == [2, 5, 6, 3]  # the row of 4 serves 3
     assert campaign(tmp_path, listed).shapes == 6
 
 
@@ -125,4 +126,5 @@ def test_it_ends_before_a_shape_would_be_cut_short(tmp_path: Path, clock: Clock)
         sizes.append(len(wave.shapes))
         clock.now += 8.0 * len(tuned(wave))
     assert sizes == [2] and len(found.left()) == 6
+    assert found.summary() == "6 of 8 shapes are left, 75 % of the expected saving; the same command goes on"
     assert [len(wave.shapes) for wave in campaign(tmp_path, [gemm(9, 1)]).waves(clock.now + 1.0)] == [1]

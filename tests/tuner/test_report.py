@@ -98,6 +98,17 @@ def test_verbose_lines_have_every_solution(capsys: pytest.CaptureFixture[str]) -
     ]
 
 
+def test_the_share_of_the_expected_saving_is_shown() -> None:
+    """With a budget, the status has the finished shapes' share of the expected saving."""
+    tasks = [attrs.evolve(task, saving=saving) for task, saving in zip(TASKS, (60.0, 30.0, 10.0), strict=False)]
+    with Progress(output=told()) as progress:
+        progress(None, Planned(tuple(tasks), (), GPUS, TABLE))
+        assert "0 % of the expected saving" in progress.status()
+        for task, share in zip(tasks, (60, 90, 100), strict=True):
+            progress(GPUS[0], outcome(task))
+            assert f" · 2.00x torch so far · {share} % of the expected saving · " in progress.status()
+
+
 def test_the_display_shows_progress_and_busy_devices() -> None:
     """The display has shapes done, busy GPUs, gain, elapsed and remaining time.
 

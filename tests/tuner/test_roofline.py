@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import attrs
 import pytest
 from tunedgemm.device import Device
 from tunedgemm.ops import op_named, ops
 from tunedgemm.shape import Shape
 from tunedgemm.testing.shapes import shapes_of
-from tunedgemm.tuner.roofline import cost, floor_us, guess_us, pace, patience_s
+from tunedgemm.tuner.roofline import cost, floor_us, guess_us, pace, patience_s, saving_us
 
 H200, MI300X, MI355X = Device("sm_90", 132, "nvidia-h200", 0), Device("gfx942", 304, "amd-instinct-mi300x"), Device("gfx950", 256)
 B200, CPU = Device("sm_100", 148), Device("cpu-avx512", 16)
@@ -39,10 +41,16 @@ def test_narrow_operands_are_multiplied_faster_where_the_device_can(shape: Shape
 
 @pytest.mark.parametrize("name", sorted(ops()))
 def test_every_op_has_a_floor_a_guess_and_a_patience(name: str) -> None:
-    """In that order for every example, on a GPU; more rows cost more."""
+    """In that order for every example, on a GPU; more rows cost more.
+
+    A saving is at least 0, and least where a backend chooses.
+    """
     op = op_named(name)
     for shape in shapes_of(name, large=True):
         assert floor_us(op, shape, H200) > 0
         assert floor_us(op, shape, H200) <= guess_us(op, shape, H200) <= patience_s(op, shape, H200) * 1e6 + guess_us(op, shape, H200)
+        for device in (H200, CPU, MI300X, B200):
+            saved = [saving_us(op, shape, device, is_chosen=chosen) for chosen in (True, False)]
+            assert 0 <= saved[0] <= saved[1] < math.inf
         for device in (H200, CPU):
             assert cost(op, attrs.evolve(shape, m=shape.m + 4096), device) > cost(op, shape, device) >= 0

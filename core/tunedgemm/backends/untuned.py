@@ -1,16 +1,40 @@
-"""Untuned calls: on which devices a backend may serve them by choices that were fitted to times."""
+"""Untuned calls: which backends may serve them, on which devices, and what they choose."""
 
 from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from tunedgemm.device import Device
+from tunedgemm.libtypes import BUILTIN
 from tunedgemm.process.variables import KINDS, read
 from tunedgemm.products import measured_near, was_measured
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution, Unsupported
+
+if TYPE_CHECKING:
+    from tunedgemm.backends.registry import Registry
 
 #: The variable that lists the libtypes of untuned calls.
 VARIABLE = "TUNEDGEMM_FALLBACK"
+
+
+def untuned_libtypes(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Return the libtypes that may answer untuned calls, in order; a blank variable leaves none."""
+    listed = environment.get(VARIABLE)
+    names = () if listed is not None and not listed.strip(" ,") else read(VARIABLE, environment)
+    return tuple(name for name in names if name != BUILTIN)
+
+
+def choices(shape: Shape, device: Device, registry: Registry, libtypes: tuple[str, ...]) -> Iterator[Solution]:
+    """Yield what the backends of some libtypes choose for an untuned call, in their order."""
+    for libtype in libtypes:
+        backend = registry.get(libtype) if libtype in registry else None
+        chosen = None if backend is None or isinstance(backend, Unsupported) else backend.heuristic_fallback(shape, device)
+        if chosen is not None:
+            yield chosen
 
 
 def may_guess(device: Device) -> bool:

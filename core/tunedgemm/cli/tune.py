@@ -124,8 +124,7 @@ def _run_requests(arguments: argparse.Namespace, requests: list[_TuneRequest], o
     except KeyboardInterrupt as stop:
         return _report_interrupt(stop, arguments, progress, list(dict.fromkeys(done)))
     if campaign:
-        left = len(campaign.left())
-        print(f"campaign: {left} of {campaign.shapes} shapes are left" + ("; the same command goes on" if left else ""))
+        print(f"campaign: {campaign.summary()}")
     return max(code, int(bool(refused)))
 
 
@@ -151,6 +150,7 @@ def _last_of(request: _TuneRequest) -> _TuneRequest:
 
 def _campaign_of(requests: list[_TuneRequest], options: Options, refused: set[str]) -> Campaign | None:
     """Return the campaign of requests with a budget; None where rows do not show what is done."""
+    from tunedgemm.backends.registry import Registry
     from tunedgemm.ops import op_named
     from tunedgemm.table.folders import table_paths, tuned_path
     from tunedgemm.tuner.campaign import Campaign, Part
@@ -163,7 +163,7 @@ def _campaign_of(requests: list[_TuneRequest], options: Options, refused: set[st
     for request in requests:
         op = op_named(request.op)
         parts.append(Part(op, requested(op, request.source).on(op, device), table_paths(request.output) or (tuned_path(op),)))
-    return Campaign(tuple(parts), device, options, refused)
+    return Campaign(tuple(parts), device, options, Registry(), refused)
 
 
 def _first_device(options: Options) -> Device:

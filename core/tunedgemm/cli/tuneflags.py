@@ -99,7 +99,13 @@ def _add_measure(group: argparse._ArgumentGroup) -> None:
     add("--candidates", type=int, default=0, help="solutions of each libtype to try, best guesses first; 0 is all (default: %(default)s)")
     add("--topk", type=int, default=20, help="solutions of each libtype in the accurate phase (default: %(default)s)")
     add("--seconds", type=float, default=4.0, help="device seconds of the accurate phase for a shape (default: %(default)g)")
-    add("--budget", type=float, default=0.0, metavar="SECONDS", help="wall time of the whole run; the costliest shapes come first")
+    add(
+        "--budget",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="wall time of the whole run; where it is expected to save most comes first",
+    )
     add("--whole", action="store_true", help="with --budget, all M of one (N, K) before the next")
     add("--timeout", type=float, default=1800.0, help="seconds for one compilation, 0 for no limit (default: %(default)g)")
     add(

@@ -16,7 +16,7 @@ from tunedgemm.backends import split
 from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import Registry
-from tunedgemm.backends.untuned import unmeasured
+from tunedgemm.backends.untuned import choices, unmeasured
 from tunedgemm.device import Device
 from tunedgemm.errors import PluginError
 from tunedgemm.libtypes import BUILTIN, absent
@@ -129,11 +129,8 @@ def offers(shape: Shape, device: Device, table: Table, registry: Registry, untun
         if offer.solution not in tried:
             tried.add(offer.solution)
             yield offer
-    for libtype in untuned:
-        backend = registry.get(libtype) if libtype in registry else None
-        solution = backend.heuristic_fallback(shape, device) if isinstance(backend, Backend) else None
-        if solution is not None:
-            yield Offer(solution, "heuristic", f"untuned; heuristic of {libtype}", own=True)
+    for solution in choices(shape, device, registry, untuned):
+        yield Offer(solution, "heuristic", f"untuned; heuristic of {solution.libtype}", own=True)
     yield Offer(NATIVE, "builtin", "; ".join(filter(None, ("untuned; no other backend answers", unmeasured(device)))))
 
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import attrs
 
-from tunedgemm.libtypes import BUILTIN, UNTUNED
+from tunedgemm.backends.untuned import untuned_libtypes
+from tunedgemm.libtypes import UNTUNED
 from tunedgemm.process.variables import KINDS, read
 
 #: AITER's variables for online tuning: of every op, and of the op `MOE` alone.
@@ -43,12 +44,10 @@ class Settings:
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
         """Read the variables; a bad value is a warning, and the default counts."""
-        listed = environment.get("TUNEDGEMM_FALLBACK")
-        names = () if listed is not None and not listed.strip(" ,") else read("TUNEDGEMM_FALLBACK", environment)
         return cls(
             capture=read("AITER_TUNE_GEMM", environment),
             log_choices=read("AITER_LOG_TUNED_CONFIG", environment),
-            untuned=tuple(name for name in names if name != BUILTIN),
+            untuned=untuned_libtypes(environment),
             online=read(ONLINE, environment),
             online_moe=read(ONLINE_MOE, environment),
             online_seconds=read("TUNEDGEMM_ONLINE_SECONDS", environment),

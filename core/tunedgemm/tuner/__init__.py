@@ -74,14 +74,14 @@ def tune(
     """
     options, family = options or Options(), op_named(op)
     tables = table_paths(output) or (tuned_path(family),)
-    backends = _usable(registry or Registry(), family, options)
+    backends = _usable(installed := registry or Registry(), family, options)
     listed = requested(family, shapes, tables[0] if options.stale else None)
     store = Store(family, tables[0], options.profile, options.sort)
     # With --stale, the table alone says which shapes are done.
     store.open(_identity(options, backends), options.resume and not options.stale)
     ranks = tie_order(backends, options.libtype)
     with contextlib.closing(store), stopped_by_sigterm(), device_tuners(family, options, ranks, registry, bench) as tuners:
-        report = _Run(family, options, store, tuners, progress or (lambda *_: None)).report(listed, tables)
+        report = _Run(family, options, store, tuners, installed, progress or (lambda *_: None)).report(listed, tables)
         if not (report.unbegun or report.lost):
             store.finish()
     return report
@@ -95,6 +95,7 @@ class _Run:
     options: Options
     store: Store
     tuners: Sequence[AnyDeviceTuner]
+    registry: Registry
     progress: Progress
     _outcomes: list[Outcome] = attrs.field(factory=list, init=False)
     _started: float = attrs.field(factory=time.monotonic, init=False)
@@ -106,7 +107,7 @@ class _Run:
         planned: list[tuple[list[AnyDeviceTuner], list[Task]]] = []
         for device, tuners in self._kinds().items():
             self.store.use(device, tuners[0].versions)
-            kind_plan = plan(self.op, listed.on(self.op, device), tables, device, self.options, tuners[0].versions)
+            kind_plan = plan(self.op, listed.on(self.op, device), tables, device, self.options, tuners[0].versions, self.registry)
             skipped += kind_plan.skipped
             elsewhere += kind_plan.elsewhere
             planned.append((tuners, list(kind_plan.tasks)))

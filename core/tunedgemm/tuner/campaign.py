@@ -12,6 +12,7 @@ from pathlib import Path
 
 import attrs
 
+from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
@@ -20,7 +21,6 @@ from tunedgemm.table.sheet import present
 from tunedgemm.table.untuned import Untuned
 from tunedgemm.tuner.log import read_log, trials_path
 from tunedgemm.tuner.plan import plan
-from tunedgemm.tuner.roofline import guess_us
 from tunedgemm.tuner.trial import Options, Task
 
 #: Seconds of a shape before any was timed, relative to `Options.seconds`.
@@ -64,19 +64,22 @@ class Wave:
 
 @attrs.define
 class Campaign:
-    """The shapes of several ops that are left, ordered by value: calls times estimated time.
+    """The shapes of several ops that are left, ordered by value: calls times the expected saving.
 
     Attributes:
         parts: the ops, each once.
         device: the device that tunes.
-        options: options of the tuner.
+        options: options of the tuner, with a budget.
+        registry: the backends that may serve untuned calls.
         refused: names of the ops that cannot be tuned.
     """
 
     parts: tuple[Part, ...]
     device: Device
     options: Options
+    registry: Registry
     refused: set[str] = attrs.field(factory=set)
+    _expected: float = attrs.field(default=0.0, init=False)
 
     @property
     def shapes(self) -> int:
@@ -85,13 +88,13 @@ class Campaign:
 
     def left(self) -> list[tuple[Part, Task]]:
         """Return the shapes without a row and without a failure, the most valuable first."""
-        tasks: list[tuple[float, Part, Task]] = []
+        tasks: list[tuple[Part, Task]] = []
         for part in (part for part in self.parts if part.op.name not in self.refused):
             failed = self._failures(part)
-            for task in plan(part.op, part.listed, part.tables, self.device, self.options).tasks:
+            for task in plan(part.op, part.listed, part.tables, self.device, self.options, registry=self.registry).tasks:
                 if key_shape(task.shape) not in failed:
-                    tasks.append((task.count * guess_us(part.op, task.shape, self.device), part, task))
-        return [(part, task) for _, part, task in sorted(tasks, key=lambda entry: (-entry[0], str(entry[2].shape)))]
+                    tasks.append((part, task))
+        return sorted(tasks, key=lambda entry: (-entry[1].saving, str(entry[1].shape)))
 
     def waves(self, end: float) -> Iterator[Wave]:
         """Yield what to tune next until nothing is left or changes, or *end* comes by `time.monotonic`.
@@ -99,7 +102,7 @@ class Campaign:
         The caller tunes a wave before it takes the next.
         """
         begun, tasks = time.monotonic(), self.left()
-        total, before = len(tasks), 0
+        total, before, self._expected = len(tasks), 0, sum(task.saving for _, task in tasks)
         while len(tasks) not in (0, before) and (seconds := end - time.monotonic()) > 0:
             ended = total - len(tasks)
             pace = max((time.monotonic() - begun) / ended if ended else _PACE * self.options.seconds, 1e-3)
@@ -115,6 +118,13 @@ class Campaign:
                 if (budget := (end - time.monotonic()) * share) > 0:
                     yield Wave(group[0][0], {task.shape: task.count for _, task in group}, budget)
             before, tasks = len(tasks), self.left()
+
+    def summary(self) -> str:
+        """Return what is left in words, with its share of the saving that `waves` expected at first."""
+        tasks = self.left()
+        text = f"{len(tasks)} of {self.shapes} shapes are left"
+        share = sum(task.saving for _, task in tasks) / self._expected if self._expected else 1.0
+        return text + (f", {100 * share:.0f} % of the expected saving; the same command goes on" if tasks else "")
 
     def _failures(self, part: Part) -> set[Shape]:
         """Return the shapes whose last outcome in the trial log is that no solution passed."""

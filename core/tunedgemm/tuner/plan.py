@@ -9,16 +9,19 @@ from types import MappingProxyType
 
 import attrs
 
+from tunedgemm.backends.registry import Registry
+from tunedgemm.backends.untuned import choices, untuned_libtypes
 from tunedgemm.device import Device
 from tunedgemm.errors import TableError
 from tunedgemm.ops import ops
 from tunedgemm.ops.op import Op
+from tunedgemm.ops.padded_m import serving
 from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import Problem, Row, key_shape, problem_lines, read_rows
 from tunedgemm.table.folders import table_paths, untuned_path
 from tunedgemm.table.sheet import present
 from tunedgemm.table.untuned import Untuned, read_shapes
-from tunedgemm.tuner.roofline import cost
+from tunedgemm.tuner.roofline import cost, saving_us
 from tunedgemm.tuner.trial import Options, Task
 
 _log = logging.getLogger("tunedgemm")
@@ -116,10 +119,11 @@ def plan(
     device: Device,
     options: Options,
     libvers: Mapping[str, str] = MappingProxyType({}),
+    registry: Registry | None = None,
 ) -> Plan:
     """Fold duplicates, take this run's shard, and skip shapes that need no tuning.
 
-    Tasks are in order of cost, the largest first.
+    Tasks are in order of cost, the largest first; with a budget, in that of the expected saving.
 
     Args:
         op: the op to tune.
@@ -129,6 +133,7 @@ def plan(
         options: read are ``all`` (which leaves lines of other devices), ``stale``, ``shard``,
             ``budget``, ``whole`` and ``batch_invariant`` (rows for any M count then).
         libvers: library version of each libtype; read with ``stale``.
+        registry: the backends that may serve untuned calls.
 
     Raises:
         TableError: a table exists and cannot be read.
@@ -147,10 +152,11 @@ def plan(
         stale = row is not None and libvers.get(row.solution.libtype) != row.libver
         wanted = stale if options.stale else row is None or options.all
         if shape.m and wanted:
-            tasks.append(Task(shape, counts[shape], row.solution if row else None))
+            saving = counts[shape] * _saving_us(op, shape, device, rows, registry) if options.budget else 0.0
+            tasks.append(Task(shape, counts[shape], row.solution if row else None, saving=saving))
         else:
             skipped.append(shape)
-    tasks = _costliest_first(op, tasks, device, options)
+    tasks = _in_order(op, tasks, device, options)
     return Plan(tuple(tasks), tuple(skipped), tuple(shape for shape in elsewhere if shape not in counts))
 
 
@@ -189,13 +195,25 @@ def _share(shapes: list[Shape], options: Options) -> list[Shape]:
     return sorted(shares[part - 1], key=_by_sizes)
 
 
-def _costliest_first(op: Op, tasks: list[Task], device: Device, options: Options) -> list[Task]:
+def _saving_us(op: Op, shape: Shape, device: Device, rows: Mapping[Shape, Row], registry: Registry | None) -> float:
+    """Return the microseconds that tuning is expected to save of a call.
+
+    A row serves it now, perhaps that of a padded M, or a backend's choice; else torch does.
+    """
+    near = (key_shape(attrs.evolve(shape, m=m)) for m in serving(op.padded_m, shape.m, shape.n, device.kind))
+    described = attrs.evolve(device, index=-1)  # this process touches no device
+    is_chosen = any(each in rows for each in near)
+    is_chosen = is_chosen or (registry is not None and any(choices(shape, described, registry, untuned_libtypes())))
+    return saving_us(op, shape, device, is_chosen=is_chosen)
+
+
+def _in_order(op: Op, tasks: list[Task], device: Device, options: Options) -> list[Task]:
     """Sort by roofline time, descending, so that several devices end at about the same time.
 
-    With a budget, sort by count x roofline time: if it ends early, the most important shapes are
-    tuned. Shapes of one (N, K) stay together if ``batch_invariant`` or ``whole`` needs all of them.
+    With a budget, sort by the expected saving of all calls: if it ends early, the most is saved.
+    Shapes of one (N, K) stay together if ``batch_invariant`` or ``whole`` needs all of them.
     """
-    costs = {task: (task.count if options.budget else 1) * cost(op, task.shape, device) for task in tasks}
+    costs = {task: task.saving if options.budget else cost(op, task.shape, device) for task in tasks}
     grouped = options.batch_invariant or options.whole
     groups = {task: _group(task.shape) if grouped else task.shape for task in tasks}
     totals: dict[Shape, float] = {}

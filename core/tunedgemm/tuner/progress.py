@@ -176,6 +176,8 @@ class Progress:
         words = [f"{done} of {total} shapes" if total else f"{done} shapes", f"{len(self._busy)} of {len(self._places)} {kind} busy"]
         if ratio := weighted_gain(self.outcomes):
             words.append(f"{ratio:.2f}x torch so far")
+        if expected := sum(task.saving for task in self.planned.tasks) if self.planned else 0.0:
+            words.append(f"{100 * sum(outcome.task.saving for outcome in self.outcomes) / expected:.0f} % of the expected saving")
         words.append(f"{_clock(now - self._start)} elapsed" + ("" if left is None else f", about {_clock(left)} left"))
         return " · ".join(words)
 

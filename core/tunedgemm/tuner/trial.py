@@ -74,8 +74,8 @@ class Options:
             all.
         topk: solutions of each libtype that reach the accurate phase.
         seconds: device seconds of the accurate phase of one shape.
-        budget: wall seconds of the whole run, spent first where count times time is largest; 0 for
-            no limit.
+        budget: wall seconds of the whole run, spent first where count times the expected saving is
+            largest; 0 for no limit.
         whole: all M of one (N, K) come before the next one's.
         batch: shapes whose kernels compile ahead of the one that is timed.
         timeout: seconds of one compilation, or of binding one solution; 0 for no limit.
@@ -135,12 +135,14 @@ class Task:
         count: its runs in the workload.
         incumbent: the solution that its table has now.
         only: if given, only these solutions and the baseline are timed, without a screen.
+        saving: microseconds that tuning is expected to save in all runs; 0 without a budget.
     """
 
     shape: Shape
     count: int = 1
     incumbent: Solution | None = None
     only: tuple[Solution, ...] = ()
+    saving: float = attrs.field(default=0.0, eq=False)
 
 
 #: Version of the meaning of a time, so that trials are comparable. 2: on a GPU each call follows a
