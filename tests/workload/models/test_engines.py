@@ -11,6 +11,7 @@ from tunedgemm.device import Device
 from tunedgemm.errors import UserError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.formats.quant import per_1x128_quant, per_block_quant
+from tunedgemm.ops.scale_order import field_of
 from tunedgemm.shape import Shape
 from tunedgemm.table.row import key_shape
 from tunedgemm.table.untuned import Untuned, read_untuned, write_untuned
@@ -98,6 +99,13 @@ def test_a_listed_shape_is_the_key_of_the_engines_call(tmp_path: Path, faults_of
         assert key_shape(read_untuned(tmp_path / "l.csv", BLOCKS)[0].shape) == key_shape(call)
 
     assert not faults_of(check, itertools.product(CALLED, (1, 2, 3, 4, 5, 8, 10, 64), (64, 128, 256, 384)))
+
+
+def test_deepgemm_multiplies_whole_blocks_of_k() -> None:
+    """Another K is CUTLASS's in vLLM, and row-major in SGLang."""
+    rows = {BLOCKS.name: (Untuned(by_block(6, 192, 320)),)}
+    found = [as_called(engine, rows, lambda: H100)[0][BLOCKS.name][0].shape for engine in ("vllm", "sglang")]
+    assert [field_of(shape) for shape in found] == ["m_major", "row"]
 
 
 def test_an_engine_without_a_kernel_has_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
