@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
-from tunedgemm.tools.launching import ForkSafeLock, Launch, on_device, torch_dtype, workspace
+from tunedgemm.tools.launching import ForkSafeLock, Launch, on_device, switched_on, torch_dtype, workspace
 
-from tunedgemm_ck.build import COMPILE, REBUILD, CompiledObject, Target, build_object, find_object, is_built, is_switched_on, targets_of
+from tunedgemm_ck.build import COMPILE, REBUILD, CompiledObject, Target, build_object, find_object, is_built, targets_of
 from tunedgemm_ck.family import Family
 from tunedgemm_ck.names import resolve
 from tunedgemm_ck.native import MOE_POINTERS, POINTERS, UNSUPPORTED, load_object
@@ -77,7 +77,7 @@ def check_objects(targets: Iterable[Target]) -> None:
         PluginError: one is missing.
     """
     for target in targets:
-        if not (is_switched_on(REBUILD) or is_switched_on(COMPILE) or is_built(target)):
+        if not (switched_on(REBUILD) or switched_on(COMPILE) or is_built(target)):
             find_object(target)
 
 
@@ -88,13 +88,13 @@ def _find_or_build(target: Target) -> CompiledObject:
         PluginError: the object is not stored.
         LaunchError: compilation failed.
     """
-    if is_switched_on(REBUILD):
+    if switched_on(REBUILD):
         with _rebuilding:
             fresh = str(target) not in _rebuilt
             compiled = build_object(target, fresh=fresh)
             _rebuilt.add(str(target))
         return compiled
-    return build_object(target) if is_switched_on(COMPILE) else find_object(target)
+    return build_object(target) if switched_on(COMPILE) else find_object(target)
 
 
 def _raise_failure(name: str, kind: str, status: int) -> None:
