@@ -125,15 +125,9 @@ class ProblemDescriptors:
         """Return the attribute values that an algorithm accepts."""
         algo = _init_default_algo(self.library, self.handle, self._types(), algorithm_id)
         numbers = self.library.abi.capability
-        single = {name: self._read_capability(algo, numbers[name], 1)[0] for name in ("split_k", "reductions", "swizzle", "options")}
-        return Capabilities(
-            tiles=self._read_capability(algo, numbers["tiles"]) or (0,),
-            stages=self._read_capability(algo, numbers["stages"]) or (0,),
-            reductions=single["reductions"],
-            swizzles=single["swizzle"],
-            options=single["options"],
-            split_k=bool(single["split_k"]),
-        )
+        lists = [self._read_capability(algo, numbers[name]) or (0,) for name in ("tiles", "stages")]
+        single = [self._read_capability(algo, numbers[name], 1)[0] for name in ("reductions", "swizzle", "options", "split_k")]
+        return Capabilities(*lists, *single[:3], split_k=bool(single[3]))
 
     def _types(self) -> tuple[int, ...]:
         abi, problem = self.library.abi, self.problem
