@@ -29,8 +29,8 @@ FAMILY = Family(
     render=render,
     flags=flags,
     enumerate_neighbours=routed(moe_space.enumerate_neighbours, space.enumerate_neighbours),
-    # Stream-K adds the parts of K of a tile in order (`hopper.h`, ReductionMode::Deterministic), fmoe
-    # a token's pairs.
+    # Stream-K adds the parts of K of a tile in order (`hopper.h`, ReductionMode::Deterministic),
+    # fmoe a token's pairs.
     deterministic=lambda *_: True,
     revision=names.REVISION,
     platforms=(
