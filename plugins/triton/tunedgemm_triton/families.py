@@ -29,7 +29,7 @@ class OpFamily:
     A kernel is its parameters (`names.KernelConfig`), *split_k* parts of K, 1 for none.
 
     Attributes:
-        unsupported_operands: (shape, device) -> why no kernel takes the operands of a shape, or None.
+        unsupported_operands: (shape, device) -> why no kernel takes the operands, or None.
         parse_name: kernel name -> kernel, or PluginError.
         unfit: (kernel, split_k, shape, device) -> why it cannot serve, or None.
         fits: the same -> whether it also fits the estimates of memory and registers.

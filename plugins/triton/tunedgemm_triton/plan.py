@@ -148,7 +148,7 @@ def plan_of(kernel: KernelConfig, split_k: int, shape: Shape, device: Device) ->
         "w_scale": ("*fp32", "w_scale" if is_scaled else 0),
         "bias": (f"*{TYPES[shape.bias_dtype or shape.outdtype]}", "bias" if shape.bias else 0),
         "out": (f"*{TYPES[shape.outdtype]}", "out"),
-        "partial": ("*i32" if _sums_integers(kernel, shape) else "*fp32", "partial" if nbytes else 0),
+        "partial": ("*i32" if shape.dtype == "int8" and not isinstance(kernel, Gemv) else "*fp32", "partial" if nbytes else 0),
         "counters": ("*i32", builder.reserve_counters(tiles_of(kernel, shape)) if nbytes else 0),
         "M": shape.m,
         "N": shape.n,
@@ -165,11 +165,6 @@ def plan_of(kernel: KernelConfig, split_k: int, shape: Shape, device: Device) ->
         **_options(kernel),
     )
     return builder.plan()
-
-
-def _sums_integers(kernel: KernelConfig, shape: Shape) -> bool:
-    """Return whether partial sums are int32, not float32."""
-    return shape.dtype == "int8" and not isinstance(kernel, Gemv)
 
 
 def _constants(kernel: KernelConfig, split_k: int, shape: Shape, gfx: str) -> dict[str, Constant]:

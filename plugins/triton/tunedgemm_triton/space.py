@@ -11,7 +11,7 @@ from tunedgemm.plugin import Device, PluginError, Shape
 from tunedgemm.tools.launching import ARCHITECTURES
 
 from tunedgemm_triton import tiles
-from tunedgemm_triton.cost import hopper_us, mi300x_clocks, sort_splits, wave_occupancy
+from tunedgemm_triton.cost import hopper_us, mi300x_clocks, useful_splits, wave_occupancy
 from tunedgemm_triton.limits import batches_of, width_of
 from tunedgemm_triton.names import Gemm, Gemv, KernelConfig, Streamk, Tma
 from tunedgemm_triton.resources import ceil_div, fits, is_aligned, packs, promotes, step_of, tiles_of
@@ -189,9 +189,7 @@ def _decode(shape: Shape, device: Device) -> Iterator[Candidate]:
 
 def _splits(kernel: KernelConfig, shape: Shape, device: Device) -> list[int]:
     """Return the factors worth timing, the best guess first."""
-    count, steps = tiles_of(kernel, shape), ceil_div(shape.k, step_of(kernel))
-    useful = [split for split in tiles.SPLITS if split == 1 or (steps >= 4 * split and count * split <= 2 * device.cu_num)]
-    return sort_splits(useful, count, device)
+    return useful_splits(tiles.SPLITS, tiles_of(kernel, shape), ceil_div(shape.k, step_of(kernel)), 4, device)
 
 
 def _tiled(shape: Shape, device: Device) -> Iterator[Candidate]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import attrs
 from tunedgemm.plugin import Device, Shape
 
-from tunedgemm_triton.cost import sort_splits
+from tunedgemm_triton.cost import useful_splits
 from tunedgemm_triton.mx.names import Mx
 from tunedgemm_triton.mx.resources import decodes, scaled_rows, shares_registers, tiles_of
 from tunedgemm_triton.resources import ceil_div
@@ -56,7 +56,7 @@ def candidates(shape: Shape, device: Device) -> Iterator[tuple[Mx, int]]:
     for rank in range(3):
         for decode in decodes(device.gfx, shape.dtype):
             for kernel in _kernels(shape, device, decode=decode):
-                splits = _splits(kernel, shape, device)
+                splits = useful_splits(SPLITS, tiles_of(kernel, shape), ceil_div(shape.k, kernel.block_k), 2, device)
                 if rank < len(splits):
                     yield kernel, splits[rank]
 
@@ -76,10 +76,3 @@ def _kernels(shape: Shape, device: Device, *, decode: bool) -> Iterator[Mx]:
         for block_m, block_n, block_k, warps, stages in (_DECODED, *_MANY) if shares_registers(device.gfx, decode) else _MANY:
             if block_m <= covered:
                 yield Mx(block_m, block_n, block_k, 8, warps, 2 if amd else stages, rows > block_m, decode)
-
-
-def _splits(kernel: Mx, shape: Shape, device: Device) -> list[int]:
-    """Return the factors worth timing, the best guess first."""
-    count, steps = tiles_of(kernel, shape), ceil_div(shape.k, kernel.block_k)
-    useful = [split for split in SPLITS if split == 1 or (steps >= 2 * split and count * split <= 2 * device.cu_num)]
-    return sort_splits(useful, count, device)
