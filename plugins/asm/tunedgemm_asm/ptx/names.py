@@ -313,14 +313,6 @@ class Variant:
     transposed: bool = False
     padded: bool = False
 
-    def __attrs_post_init__(self) -> None:
-        if self.config.staged != (self.scale == "block"):
-            raise PluginError(f"{self.config.name}: stages have scales (_s) if and only if these are by block (got {self.scale})")
-        if self.config.stream and not self.split:
-            raise PluginError(f"{self.config.name}: stream-K needs a variant that splits K")
-        if self.config.panels and (self.outdtype == "fp32" or self.together != LINE):
-            raise PluginError(f"{self.config.name}: TMA stores 16-bit outputs; rows must be multiples of {LINE} elements")
-
     @property
     def step(self) -> int:
         """Return the elements along K of a stage."""
