@@ -119,7 +119,13 @@ class ProblemDescriptors:
 
     def read_config(self, algo: bytes) -> KernelConfig:
         """Return the configuration of a ``MatmulAlgo_t``."""
-        return KernelConfig(**{name: self._read_attribute(algo, name, number) for name, number in self.library.abi.config.items()})
+        values = {}
+        for name, attribute in self.library.abi.config.items():
+            form = _CONFIG_FORMATS.get(name, "i")
+            value, written = ctypes.create_string_buffer(struct.calcsize(form)), ctypes.c_size_t()
+            self.library.call("MatmulAlgoConfigGetAttribute", algo, attribute, value, len(value), ctypes.byref(written))
+            [values[name]] = struct.unpack(form, value.raw)
+        return KernelConfig(**values)
 
     def capabilities(self, algorithm_id: int) -> Capabilities:
         """Return the attribute values that an algorithm accepts."""
@@ -133,12 +139,6 @@ class ProblemDescriptors:
         abi, problem = self.library.abi, self.problem
         a, b, d = (abi.dtypes[matrix.dtype] for matrix in (problem.a, problem.b, problem.d))
         return abi.compute[problem.compute], abi.dtypes[scale_type(problem)], a, b, d, d
-
-    def _read_attribute(self, algo: bytes, name: str, attribute: int) -> int:
-        form = _CONFIG_FORMATS.get(name, "i")
-        value, written = ctypes.create_string_buffer(struct.calcsize(form)), ctypes.c_size_t()
-        self.library.call("MatmulAlgoConfigGetAttribute", algo, attribute, value, len(value), ctypes.byref(written))
-        return int(struct.unpack(form, value.raw)[0])
 
     def _read_capability(self, algo: bytes, attribute: int, count: int | None = None) -> tuple[int, ...]:
         """Return 32-bit numbers: *count* of them, or all where it is None."""
