@@ -24,8 +24,8 @@ _MI = 1 << 20
 #: one row: 1.04 to 1.48 for 30 weights, H200 1.01 to 1.40 for 22; two rows: 1.02 to 1.35 for 18,
 #: H200 1.01 to 1.23 for 16. A K of 1024 lost 20 %. fp8 by row, one row, weights from 16 Mi elements
 #: on: 1.14 to 2.2 for 12. Smaller weights of the same K take torch as long, and these kernels
-#: less. fp8 by block, one row, every order of scales: 1.9 to 4.7 for 6 weights below 14 Mi. A kernel takes
-#: seconds to compile, so asm serves larger ones, at 0.97 of the speed.
+#: less. fp8 by block, one row, every order of scales: 1.9 to 4.7 for 6 weights below 14 Mi. A
+#: kernel takes seconds to compile, so asm serves larger ones, at 0.97 of the speed.
 _FASTER = {
     "a16w16": (2, range(10 * _MI, 1 << 62), 2048, 2048),
     "a8w8": (1, range(4 * _MI, 1 << 62), 2048, 2048),
