@@ -44,9 +44,9 @@ from tunedgemm_asm.ptx import cost as asm_cost
 from tunedgemm_asm.ptx.names import parse_name as parse_asm
 from tunedgemm_asm.ptx.space import enumerate_configs
 from tunedgemm_triton import cost as triton_cost
+from tunedgemm_triton.families import DENSE
 from tunedgemm_triton.names import Gemm, Tma
 from tunedgemm_triton.names import parse_name as parse_triton
-from tunedgemm_triton.space import enumerate_solutions
 
 HOPPER = Device("sm_90", 132)
 
@@ -97,7 +97,7 @@ MODELS = {
             *("_LATENCY", "_STEP", "_LAUNCH", "_STORED", "_MEETING", "_ADDED"),
         ),
         _timed_triton,
-        lambda shape: (parse_triton(solution.kernel_name) for solution in enumerate_solutions(shape, HOPPER)),
+        lambda shape: (parse_triton(solution.kernel_name) for solution in DENSE.enumerate_solutions(shape, HOPPER)),
         lambda kernel, splits, shape: triton_cost.hopper_us(kernel, splits, shape, HOPPER),
         (Gemm, Tma),
     ),

@@ -66,8 +66,8 @@ from tunedgemm.ops.formats.shuffle import plain_weight
 from tunedgemm.ops.scale_order import ORDERS, ROW, with_order
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.tuner.rounds import Workload
 from tunedgemm.tuner.trial import Samples
-from tunedgemm.tuner.workload import Workload
 
 DEFAULT, AGAIN = Solution("torch", "native"), Solution("torch", "native-again")
 PLAIN = Solution("torch", "plain-weight")

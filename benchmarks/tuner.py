@@ -58,9 +58,9 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import read_rows
 from tunedgemm.tuner import tune
+from tunedgemm.tuner.rounds import Workload
 from tunedgemm.tuner.select import DEFAULT_TIE
 from tunedgemm.tuner.trial import Options, Outcome, Place, Planned, Samples, Step
-from tunedgemm.tuner.workload import Workload
 
 WARMUP, ROUNDS, PAIRED = 5, 101, 51
 GOAL_RATIO, GOAL_LOSS, GOAL_SHARE = 10.0, 0.01, 0.95

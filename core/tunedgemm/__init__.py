@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # what `__getattr__` returns, for type checkers and editors
     from tunedgemm.dispatch.tuned_gemm import dispatcher as dispatcher
     from tunedgemm.dispatch.tuned_gemm import reload as reload
     from tunedgemm.dispatch.tuned_gemm import tgemm as tgemm
-    from tunedgemm.integrations.convert import convert as convert
-    from tunedgemm.integrations.convert import refresh as refresh
+    from tunedgemm.integrations.conversion import convert as convert
+    from tunedgemm.integrations.conversion import refresh as refresh
     from tunedgemm.integrations.linear import linear as linear
     from tunedgemm.integrations.patching import patch as patch
     from tunedgemm.integrations.patching import patched as patched
@@ -70,7 +70,7 @@ _HOME = {
     **dict.fromkeys(("TunedGemm", "call", "dispatcher", "reload", "tgemm"), _INSTANCE),
     **dict.fromkeys(("explain", "fingerprint", "is_tuned"), "tunedgemm.dispatch.explain"),
     **dict.fromkeys(("prewarm", "unbound"), "tunedgemm.dispatch.prewarm"),
-    **dict.fromkeys(("convert", "refresh"), "tunedgemm.integrations.convert"),
+    **dict.fromkeys(("convert", "refresh"), "tunedgemm.integrations.conversion"),
     **dict.fromkeys(("ShuffledWeight", "as_shuffled", "shuffle_weight", "unshuffle_weight"), "tunedgemm.ops.formats.shuffle"),
     **dict.fromkeys(("as_fp4", "dequant_fp4", "per_1x32_f4_quant"), "tunedgemm.ops.formats.mxfp4"),
     **dict.fromkeys(

@@ -9,8 +9,8 @@ import attrs
 from tunedgemm.errors import PluginError
 from tunedgemm.text.cell import MISSING, RULE, is_kept
 
-#: Suffix of solutions that add a bias after their kernel; see `tunedgemm.backends.split`. Plugins
-#: may not use it.
+#: Suffix of solutions that add a bias after their kernel; see `tunedgemm.backends.split_bias`.
+#: Plugins may not use it.
 ADD = "+add"
 
 _MARKS = frozenset("\r\n,\"'")

@@ -13,7 +13,7 @@ from tunedgemm import cli
 from tunedgemm.cli import commands, main
 from tunedgemm.device import device_of
 from tunedgemm.ops import op_named
-from tunedgemm.process import foreign
+from tunedgemm.process import plugin_guard
 from tunedgemm.solution import Unsupported
 from tunedgemm.table.csvfile import read_rows
 from tunedgemm.testing.fakes import fake_backend, fake_registry
@@ -194,7 +194,7 @@ def test_every_command_has_help_and_the_module_runs() -> None:
 )
 def test_what_an_extra_brings_names_it(capsys, monkeypatch, untuned: Path, extra: str, words: tuple[str, ...], thing: str) -> None:
     """Without its distribution the command stays in the list, and using it says what to install."""
-    for module in (cli, foreign):
+    for module in (cli, plugin_guard):
         found = module.entry_points
         monkeypatch.setattr(module, "entry_points", lambda found=found, **asked: [each for each in found(**asked) if each.name != extra])
     code, _, err = run(capsys, *(word.format(untuned=untuned) for word in words))

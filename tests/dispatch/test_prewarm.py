@@ -11,7 +11,7 @@ import attrs
 import pytest
 import torch
 import tunedgemm
-from tunedgemm.backends import split
+from tunedgemm.backends import split_bias
 from tunedgemm.backends.hookspecs import hookimpl
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device, device_of
@@ -185,7 +185,7 @@ def test_a_split_bias_is_bound_with_its_product(own: bool, capturing, tmp_path: 
 
     biased, here = shape(3, 16, 32, bias=True), device_of(-1)
     plain = Solution("turbo", "k")
-    tuned, solution = (biased, split.with_add(plain)) if own else (shape(3, 16, 32), plain)
+    tuned, solution = (biased, split_bias.with_add(plain)) if own else (shape(3, 16, 32), plain)
     row = Row(shape=tuned, gfx=here.gfx, cu_num=here.cu_num, device="", solution=solution, us=1.0)
     write_rows(tmp_path / "t.csv", op_named("a16w16"), [row])
     no_bias = Capturable("turbo", solutions=("k",), call=call, supports=lambda asked, _: Unsupported("no bias") if asked.bias else None)

@@ -45,7 +45,7 @@ def test_json_files(fuzz: Any, mutations: ModuleType, corpus: Callable[..., list
         except UserError as error:
             assert str(path) in str(error) and "\n" not in str(error), error
             return
-        copy.write_text(files.text_of(entries))
+        files.write(copy, entries)
         assert repr(files.read(copy)) == repr(entries)
         if op != "fmoe":
             for m in (1, 64, 9000):

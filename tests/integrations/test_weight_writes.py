@@ -12,7 +12,7 @@ import tunedgemm
 from hypothesis import strategies as st
 from tunedgemm.dispatch.preshuffle import PRESHUFFLE_M_THRESHOLD
 from tunedgemm.errors import OperandError
-from tunedgemm.integrations.convert import convert
+from tunedgemm.integrations.conversion import convert
 from tunedgemm.ops.formats.shuffle import shuffle_weight
 
 BF16, SIDE = torch.bfloat16, 64

@@ -19,8 +19,8 @@ CORE = Path(files.__file__).parents[1]
 
 #: Modules that read files of the package or of the kernel's /proc and /sys.
 OF_THE_SYSTEM = {
-    "analysis/doctor/machine.py", "backends/driver.py", "backends/private.py",
-    "cli/new_plugin.py", "device.py", "tuner/processes.py", "tuner/workload.py", "workload/models/confine.py",
+    "analysis/doctor/machine.py", "backends/driver.py", "backends/file_trust.py",
+    "cli/new_plugin.py", "device.py", "tuner/processes.py", "tuner/rounds.py", "workload/models/confine.py",
 }  # fmt: skip
 
 

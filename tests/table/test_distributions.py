@@ -21,7 +21,7 @@ from tunedgemm.cli import main
 from tunedgemm.device import Device
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.ops import op_named
-from tunedgemm.process import foreign
+from tunedgemm.process import plugin_guard
 from tunedgemm.process.paths import user_folder
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
@@ -206,7 +206,7 @@ def test_a_first_call_takes_few_milliseconds_more(install) -> None:
     """
 
     def first_call() -> None:
-        foreign._installed.cache_clear()
+        plugin_guard._installed.cache_clear()
         found.append(next(iter(Table.load(OP).candidates(attrs.evolve(SHAPE, m=7), H200)), None))
 
     def csv_alone() -> None:

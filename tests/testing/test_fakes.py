@@ -12,7 +12,7 @@ from tunedgemm.backends.hookspecs import hookimpl
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import device_of
 from tunedgemm.errors import OutOfResources, PluginError
-from tunedgemm.process.switches import kept_switches
+from tunedgemm.process.process_state import kept_switches
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.testing.conformance import BackendConformance

@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tunedgemm.backends.private import UntrustedError, make_private, read_private, read_trusted
-from tunedgemm.backends.signature import SignatureError, check_signature
+from tunedgemm.backends.file_trust import UntrustedError, make_private, read_private, read_trusted
+from tunedgemm.backends.signed_files import SignatureError, check_signature
 from tunedgemm.errors import PluginError
 from tunedgemm.process.paths import expanded, user_folder
 from tunedgemm.process.variables import read

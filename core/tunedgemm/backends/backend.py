@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from tunedgemm.backends import split
+from tunedgemm.backends import split_bias
 from tunedgemm.backends.contract import (
     bound_hooks,
     check_contract,
@@ -27,8 +27,8 @@ from tunedgemm.backends.platforms import Platform
 from tunedgemm.device import Device
 from tunedgemm.errors import PluginError
 from tunedgemm.ops.scale_order import SHUFFLED, scale_order, usual_order
-from tunedgemm.process.foreign import attempt
 from tunedgemm.process.memory import is_out_of_memory
+from tunedgemm.process.plugin_guard import attempt
 from tunedgemm.shape import Shape
 from tunedgemm.solution import ADD, Solution, Unsupported
 from tunedgemm.text.cell import RULE, is_kept
@@ -90,7 +90,7 @@ class Backend:
         With a *solution*, ask for the shape that its kernel runs.
         """
         if solution is not None:
-            whole = split.kernel_and_shape(solution, shape)
+            whole = split_bias.kernel_and_shape(solution, shape)
             if isinstance(whole, Unsupported):
                 return whole
             _, shape = whole
@@ -120,11 +120,11 @@ class Backend:
 
     def refine(self, solution: Solution, shape: Shape, device: Device) -> list[Solution]:
         """Return the neighbours of a solution; none where the plugin has no `refine`."""
-        whole = split.kernel_and_shape(solution, shape)
+        whole = split_bias.kernel_and_shape(solution, shape)
         if "refine" not in self.functions or isinstance(whole, Unsupported) or self.refusal(whole[1], device):
             return []
         neighbours = list(dict.fromkeys(self._listed("refine", *whole, device)))
-        return [split.with_add(near) for near in neighbours] if split.is_split(solution) else neighbours
+        return [split_bias.with_add(near) for near in neighbours] if split_bias.is_split(solution) else neighbours
 
     def _listed(self, hook: str, *arguments: Any) -> Iterator[Solution]:
         """Yield the solutions that a hook gives, each checked."""
@@ -173,12 +173,12 @@ class Backend:
         The plugin's launcher gets plain tensors: shuffled weights and scales come as their bytes
         are in memory. A plain `run`, which does not get the shape, gets the operands unchanged.
         """
-        whole = split.kernel_and_shape(solution, shape)
+        whole = split_bias.kernel_and_shape(solution, shape)
         if isinstance(whole, Unsupported):
             return whole
-        if split.is_split(solution):
+        if split_bias.is_split(solution):
             of_product = self.bind(*whole, device, asked=asked)
-            return split.wrap_with_add(of_product, shape) if isinstance(of_product, Launcher) else of_product
+            return split_bias.wrap_with_add(of_product, shape) if isinstance(of_product, Launcher) else of_product
         answer = self.bind_unwrapped(solution, shape, device, asked=asked)
         return with_plain_weights(answer, shape) if isinstance(answer, Launcher) and "bind" in self.functions else answer
 
@@ -223,7 +223,7 @@ class Backend:
         Raises:
             PluginError: `bind` refused.
         """
-        if "run" in self.functions and not split.is_split(solution):
+        if "run" in self.functions and not split_bias.is_split(solution):
             return self.functions["run"](solution, operands)
         launcher = self.bind(solution, shape, device)
         if isinstance(launcher, Unsupported):
@@ -232,7 +232,7 @@ class Backend:
 
     def prepare(self, solution: Solution, shape: Shape, device: Device) -> None:
         """Compile ahead, where the plugin can and supports the shape."""
-        whole = split.kernel_and_shape(solution, shape)
+        whole = split_bias.kernel_and_shape(solution, shape)
         if "prepare" in self.functions and not isinstance(whole, Unsupported) and not self.refusal(whole[1], device):
             self.functions["prepare"](*whole, device.limiting(self.host))
 
@@ -253,7 +253,7 @@ class Backend:
 
     def _text(self, hook: str, solution: Solution, shape: Shape, device: Device) -> str:
         """Return a hook's text about a kernel; "" where it is missing, fails or returns anything else."""
-        whole = split.kernel_and_shape(solution, shape)
+        whole = split_bias.kernel_and_shape(solution, shape)
         if hook not in self.functions or isinstance(whole, Unsupported):
             return ""
 

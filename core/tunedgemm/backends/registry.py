@@ -14,7 +14,7 @@ import attrs
 from tunedgemm.backends.backend import Backend
 from tunedgemm.errors import LibtypeError
 from tunedgemm.libtypes import BUILTIN, listed, owners, pip_hint, rank
-from tunedgemm.process.foreign import entry_points, load
+from tunedgemm.process.plugin_guard import entry_points, load
 from tunedgemm.solution import Unsupported
 from tunedgemm.text.printable import warn_once
 from tunedgemm.version import __version__

@@ -25,7 +25,7 @@ import attrs
 from tunedgemm.backends.command import Command
 from tunedgemm.cli.output import Output, OutputError, give_up_output
 from tunedgemm.errors import UserError
-from tunedgemm.process.foreign import attempt, entry_points, load, load_extra
+from tunedgemm.process.plugin_guard import attempt, entry_points, load, load_extra
 from tunedgemm.text.printable import PrintableStream, printable_line
 from tunedgemm.version import __version__
 

@@ -51,7 +51,7 @@ def diagnose(seconds: float) -> Diagnosis:
     from tunedgemm.analysis.doctor import Diagnosis, caches, environment, examined, installed, machine, self_test, tables
     from tunedgemm.backends.registry import Registry
     from tunedgemm.device import current_device, device_of
-    from tunedgemm.process.foreign import attempt
+    from tunedgemm.process.plugin_guard import attempt
 
     def routing() -> Section:
         from tunedgemm.integrations import health  # reads variables, which may be wrong

@@ -14,7 +14,7 @@ from tunedgemm.backends.option import Option
 from tunedgemm.backends.registry import Registry
 from tunedgemm.errors import UserError
 from tunedgemm.libtypes import listed
-from tunedgemm.process.foreign import described
+from tunedgemm.process.plugin_guard import described
 
 #: Attribute of the parsed arguments with the values of the flags: variable -> value.
 _VARIABLES = "variables"

@@ -89,7 +89,7 @@ def _run_all(arguments: argparse.Namespace) -> int:
         _check_several(arguments, requests)
     if arguments.live is None:
         return _run_requests(arguments, requests, options, None)
-    from tunedgemm.process.foreign import load_extra
+    from tunedgemm.process.plugin_guard import load_extra
 
     with load_extra("tunedgemm.live", "report", "--live")(arguments.live) as live:
         code = _run_requests(arguments, requests, options, live)

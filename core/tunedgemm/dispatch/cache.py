@@ -9,7 +9,7 @@ import attrs
 from tunedgemm.device import Device
 from tunedgemm.ops.key import Key
 from tunedgemm.ops.op import Function
-from tunedgemm.process.foreign import described
+from tunedgemm.process.plugin_guard import described
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 

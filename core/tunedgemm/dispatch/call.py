@@ -14,9 +14,9 @@ from torch.autograd import forward_ad
 
 from tunedgemm.device import Device, device_of
 from tunedgemm.errors import OperandError
+from tunedgemm.ops.formats.dual_layout import PLAIN_TYPES
 from tunedgemm.ops.formats.scales import ShuffledScale
 from tunedgemm.ops.formats.shuffle import ShuffledWeight
-from tunedgemm.ops.formats.twofold import PLAIN_TYPES
 from tunedgemm.ops.key import Key
 from tunedgemm.ops.layout import SHUFFLED_ADDRESSES, forget_freed
 from tunedgemm.ops.op import Op

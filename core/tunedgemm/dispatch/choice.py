@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from tunedgemm.backends import split
+from tunedgemm.backends import split_bias
 from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import Registry
@@ -148,19 +148,20 @@ def _offer_of_row(row: Row, why: str, layer: str = "", exact_match: Match | None
 
 def _is_nameless(solution: Solution) -> bool:
     """Tell whether a row leaves the choice to its backend: it has neither a name nor a number."""
-    return not split.without_add(solution).kernel_name and solution.solidx <= 0
+    return not split_bias.without_add(solution).kernel_name and solution.solidx <= 0
 
 
 def _without_bias(shape: Shape, device: Device, table: Table) -> Iterator[Offer]:
     """Yield the rows of the unbiased shape, with the bias passed to the kernel, then added after it."""
-    plain, product = split.unbiased_shape(shape), split.product_shape(shape)
+    plain, product = split_bias.unbiased_shape(shape), split_bias.product_shape(shape)
     for unbiased_shape in dict.fromkeys((plain, product)):
         for match in table.candidates(unbiased_shape, device) if unbiased_shape is not None else ():
             offer = attrs.evolve(_offer_of_row(match.row, _why(match, shape), match.layer), origin="unbiased")
             if unbiased_shape == plain:
                 yield attrs.evolve(offer, why=f"{offer.why}, a row without a bias")
             if unbiased_shape == product and offer.solution.libtype != BUILTIN:
-                yield attrs.evolve(offer, solution=split.with_add(offer.solution), why=f"{offer.why}, a row without a bias, and an add")
+                summed = split_bias.with_add(offer.solution)
+                yield attrs.evolve(offer, solution=summed, why=f"{offer.why}, a row without a bias, and an add")
 
 
 def examine(offer: Offer, shape: Shape, device: Device, registry: Registry) -> Backend | Unsupported:
@@ -192,7 +193,7 @@ def resolve(offer: Offer, backend: Backend, shape: Shape, device: Device) -> Off
     """
     if not offer.partial:
         return offer
-    solution_and_shape = split.kernel_and_shape(offer.solution, shape)
+    solution_and_shape = split_bias.kernel_and_shape(offer.solution, shape)
     if isinstance(solution_and_shape, Unsupported):
         return solution_and_shape
     kernel, shape = solution_and_shape
@@ -205,7 +206,7 @@ def resolve(offer: Offer, backend: Backend, shape: Shape, device: Device) -> Off
         why = f"{offer.why}; {backend.libtype}'s own choice"
     if isinstance(solution, Unsupported):
         return solution
-    whole = split.with_add(solution) if split.is_split(offer.solution) else solution
+    whole = split_bias.with_add(solution) if split_bias.is_split(offer.solution) else solution
     return attrs.evolve(offer, solution=whole, why=why, own=not kernel.kernel_name)
 
 

@@ -36,10 +36,10 @@ from tunedgemm.errors import PluginError, ShapeError, UserError
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops.key import Key
 from tunedgemm.ops.op import ArgumentOrder, Function, Op
-from tunedgemm.process.foreign import described
 from tunedgemm.process.forksafe import ForkSafeLock
 from tunedgemm.process.interrupt import is_interrupt
 from tunedgemm.process.memory import is_out_of_memory
+from tunedgemm.process.plugin_guard import described
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.lookup import Table

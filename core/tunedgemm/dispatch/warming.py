@@ -9,9 +9,9 @@ from typing import Any
 
 from tunedgemm.device import Device
 from tunedgemm.ops.op import Function, Op
-from tunedgemm.process.foreign import described
 from tunedgemm.process.interrupt import is_interrupt
 from tunedgemm.process.memory import is_out_of_memory
+from tunedgemm.process.plugin_guard import described
 from tunedgemm.shape import Shape
 
 _log = logging.getLogger("tunedgemm")

@@ -10,7 +10,7 @@ import torch
 from tunedgemm.device import Device
 from tunedgemm.dispatch.call import Call, in_memory, is_ready
 from tunedgemm.errors import OperandError
-from tunedgemm.ops.formats.contents import duplicate
+from tunedgemm.ops.formats.tensor_bytes import duplicate
 from tunedgemm.ops.op import Function, Op
 
 

@@ -43,8 +43,8 @@ if TYPE_CHECKING:  # what `__getattr__` returns, for type checkers and editors
     from tunedgemm.text.printable import logger as logger
     from tunedgemm.text.printable import printable_line as printable_line
     from tunedgemm.tuner.executors.local import device_tuner as device_tuner
+    from tunedgemm.tuner.rounds import touch as touch
     from tunedgemm.tuner.worker_client import DeviceLost as DeviceLost
-    from tunedgemm.tuner.workload import touch as touch
 
 _NAMES = {
     "backends.registry": "Registry",
@@ -68,7 +68,7 @@ _NAMES = {
     "text.printable": "logger printable_line",
     "tuner.executors.local": "device_tuner",
     "tuner.worker_client": "DeviceLost",
-    "tuner.workload": "touch",
+    "tuner.rounds": "touch",
 }
 _HOME = {name: f"tunedgemm.{module}" for module, names in _NAMES.items() for name in names.split()}
 

@@ -12,7 +12,7 @@ from tunedgemm.analysis.doctor.finding import Fact, Fault, Section
 from tunedgemm.device import Device
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.integrations.patching import routed_functions
-from tunedgemm.process.foreign import entry_points, load
+from tunedgemm.process.plugin_guard import entry_points, load
 from tunedgemm.process.variables import read_switch
 
 #: Entry points of the engines' packages.

@@ -20,8 +20,8 @@ from tunedgemm.integrations.linear import linear
 from tunedgemm.integrations.scripting import with_class
 from tunedgemm.integrations.torch_compile import inside_transform
 from tunedgemm.ops import DEFAULT_OP
+from tunedgemm.ops.formats.dual_layout import DualLayoutWeight, Orders, copied, is_kept_elsewhere, uncopied
 from tunedgemm.ops.formats.quant import per_1x128_quant, per_tensor_quant, pertoken_quant
-from tunedgemm.ops.formats.twofold import Orders, TwofoldWeight, copied, is_kept_elsewhere, uncopied
 
 _autocast = torch._C._is_any_autocast_enabled
 
@@ -44,7 +44,7 @@ class TunedLinear(torch.nn.Linear):
         yield DEFAULT_OP, (x, self.weight) if self.bias is None else (x, self.weight, self.bias), None
 
 
-class TwofoldLinear(TunedLinear):
+class DualLayoutLinear(TunedLinear):
     """A `TunedLinear` with a plain and a shuffled weight; each call takes the better one.
 
     Graphs of torch.compile and of CUDA, weights that are trained, autocast and functional
@@ -52,7 +52,7 @@ class TwofoldLinear(TunedLinear):
     again.
 
     Attributes:
-        copy_layout: the layout of the copy, which is kept with the weight (`TwofoldWeight`).
+        copy_layout: the layout of the copy, which is kept with the weight (`DualLayoutWeight`).
     """
 
     copy_layout: str
@@ -97,7 +97,7 @@ class TwofoldLinear(TunedLinear):
         trained, or of another type, such as that of a parametrisation.
         """
         weight: Any = self._parameters.get("weight")
-        if type(weight) not in (TwofoldWeight, torch.nn.Parameter) or weight.requires_grad or is_kept_elsewhere(weight):
+        if type(weight) not in (DualLayoutWeight, torch.nn.Parameter) or weight.requires_grad or is_kept_elsewhere(weight):
             return None
         if weight.is_cuda:
             watch_graphs()

@@ -21,8 +21,8 @@ from tunedgemm.errors import OperandError, UserError
 from tunedgemm.integrations.dynamo import trace_instead
 from tunedgemm.integrations.scripting import script_as
 from tunedgemm.integrations.torch_compile import TORCHS, define_op, inside_transform, plain
+from tunedgemm.ops.formats.dual_layout import DualLayoutWeight
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled
-from tunedgemm.ops.formats.twofold import TwofoldWeight
 
 Function = Callable[..., Any]
 
@@ -229,7 +229,7 @@ script_as("aten::linear", linear, _original)
 
 def _run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, weight_layout: str = "row") -> torch.Tensor:
     if type(weight) not in TORCHS:  # a call of `plain` takes 60 ns
-        weight = weight.as_plain() if type(weight) is TwofoldWeight else plain(weight)
+        weight = weight.as_plain() if type(weight) is DualLayoutWeight else plain(weight)
     if bias is not None and type(bias) not in TORCHS:
         bias = plain(bias)
     out: torch.Tensor = linear(x, weight if weight_layout == "row" else as_shuffled(weight, weight_layout), bias)

@@ -19,7 +19,7 @@ from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.integrations.dynamo import trace_instead
 from tunedgemm.integrations.linear import Function, FunctionRoute, forget_questions, op, stays_torch_in_graph
 from tunedgemm.integrations.scripting import script_as
-from tunedgemm.ops.formats.twofold import PLAIN_TYPES
+from tunedgemm.ops.formats.dual_layout import PLAIN_TYPES
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _mm, _addmm, _matmul = torch.mm, torch.addmm, torch.matmul

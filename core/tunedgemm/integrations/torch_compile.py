@@ -13,7 +13,7 @@ import torch
 
 from tunedgemm.integrations.dynamo import watch_loading
 from tunedgemm.integrations.lowering import lower_to_direct_call
-from tunedgemm.ops.formats.twofold import TwofoldWeight
+from tunedgemm.ops.formats.dual_layout import DualLayoutWeight
 
 #: torch's own types of tensors.
 TORCHS = (torch.Tensor, torch.nn.Parameter)
@@ -57,9 +57,9 @@ def plain(parameter: Any) -> Any:
     of = type(parameter)
     if parameter is None or of in TORCHS:
         return parameter
-    if of is TwofoldWeight:
-        twofold: TwofoldWeight = parameter
-        return twofold.as_plain()
+    if of is DualLayoutWeight:
+        dual: DualLayoutWeight = parameter
+        return dual.as_plain()
     if not isinstance(parameter, torch.nn.Parameter):
         return parameter
     with torch._C.DisableTorchFunctionSubclass():  # 0.6 us; vLLM's classes would take 3 us of Python for this, and for each call

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from tunedgemm.errors import UnknownOpError
 from tunedgemm.ops.op import Op
-from tunedgemm.process.foreign import entry_points, load
+from tunedgemm.process.plugin_guard import entry_points, load
 
 GROUP = "tunedgemm.ops"
 #: The op of sizes alone, of AITER's ``TunedGemm``, and of questions and files that name none.

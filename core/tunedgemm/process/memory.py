@@ -6,7 +6,7 @@ import errno
 import re
 import sys
 
-from tunedgemm.process.foreign import described
+from tunedgemm.process.plugin_guard import described
 
 #: Whole phrases of torch's allocators, the C++ library and drivers, which raise a RuntimeError. A
 #: kernel also speaks of other memory: "out of memory bounds", "cannot allocate registers".

@@ -13,8 +13,8 @@ import attrs
 
 from tunedgemm.errors import TableError
 from tunedgemm.ops import ops
-from tunedgemm.process.foreign import entry_points
 from tunedgemm.process.packages import folder_of_entry
+from tunedgemm.process.plugin_guard import entry_points
 from tunedgemm.table.published import provenance_of
 from tunedgemm.text.printable import warn_once
 

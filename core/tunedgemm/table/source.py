@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunedgemm.backends.signature import SignatureError, check_signature
+from tunedgemm.backends.signed_files import SignatureError, check_signature
 from tunedgemm.errors import TableError
 from tunedgemm.table.csvfile import rows_of_content
 from tunedgemm.table.folders import SHIPPED

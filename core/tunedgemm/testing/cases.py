@@ -17,7 +17,7 @@ from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device, current_device
 from tunedgemm.errors import LaunchError, OutOfResources
 from tunedgemm.ops import op_named
-from tunedgemm.process.switches import kept_switches
+from tunedgemm.process.process_state import kept_switches
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.testing.launching import Case

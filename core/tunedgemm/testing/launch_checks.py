@@ -11,8 +11,8 @@ import pytest
 
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.dispatch.choice import own_choice
-from tunedgemm.ops.formats.contents import duplicate, overwrite
-from tunedgemm.process.switches import kept_switches
+from tunedgemm.ops.formats.tensor_bytes import duplicate, overwrite
+from tunedgemm.process.process_state import kept_switches
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.testing.cases import ConformanceCases, breaks_contract, require_none
 from tunedgemm.testing.launching import (

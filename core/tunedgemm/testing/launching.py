@@ -15,8 +15,8 @@ from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.ops import op_named
-from tunedgemm.ops.formats.contents import duplicate
 from tunedgemm.ops.formats.shuffle import plain_weight
+from tunedgemm.ops.formats.tensor_bytes import duplicate
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from tunedgemm.backends.launcher import Launcher
-from tunedgemm.ops.formats.contents import duplicate, overwrite
+from tunedgemm.ops.formats.tensor_bytes import duplicate, overwrite
 from tunedgemm.testing.launching import launch
 from tunedgemm.tuner.accuracy import same_bits
 

@@ -1,8 +1,8 @@
 """Files that a plugin reads and keeps: artifacts, private folders, signed and trusted code."""
 
 from tunedgemm.backends.artifact import artifact, cache_folder, private_folder
-from tunedgemm.backends.private import read_trusted
-from tunedgemm.backends.signature import SignatureError, check_signature, signature_required
+from tunedgemm.backends.file_trust import read_trusted
+from tunedgemm.backends.signed_files import SignatureError, check_signature, signature_required
 from tunedgemm.process.files import open_regular, read_regular, replace_file
 from tunedgemm.process.packages import folder_of_entry
 from tunedgemm.process.paths import expanded

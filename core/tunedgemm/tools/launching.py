@@ -26,7 +26,7 @@ from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, torch_dtype
 from tunedgemm.ops.moe_words import unusual_experts
 from tunedgemm.ops.scale_order import scale_order, scale_strides
 from tunedgemm.process.forksafe import ForkSafeLock
-from tunedgemm.process.switches import environment_with
+from tunedgemm.process.process_state import environment_with
 from tunedgemm.process.variables import switched_on
 from tunedgemm.text.printable import warn_once
 

@@ -102,7 +102,7 @@ def same_bits(tensor: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     """
     import torch
 
-    from tunedgemm.ops.formats.contents import raw
+    from tunedgemm.ops.formats.tensor_bytes import raw
 
     if tensor is None or other is None:
         return tensor is other

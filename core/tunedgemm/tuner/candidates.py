@@ -6,7 +6,7 @@ afterwards. They are verified and measured like all others.
 
 from __future__ import annotations
 
-from tunedgemm.backends import split
+from tunedgemm.backends import split_bias
 from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device
@@ -36,7 +36,7 @@ def candidates(shape: Shape, device: Device, backend: Backend, most: int = 0) ->
     guesses = backend.solutions(product, device) if product is not None else []
     with_split_bias = guesses[: min(SPLIT_GUESSES, most // 4 if solutions else most) if most else SPLIT_GUESSES]
     solutions = solutions[: most - len(with_split_bias) if most else None]
-    return tuple(dict.fromkeys([*solutions, *map(split.with_add, with_split_bias)]))
+    return tuple(dict.fromkeys([*solutions, *map(split_bias.with_add, with_split_bias)]))
 
 
 def refusal(shape: Shape, device: Device, backend: Backend) -> str:
@@ -48,7 +48,7 @@ def refusal(shape: Shape, device: Device, backend: Backend) -> str:
 
 def _product(shape: Shape, backend: Backend) -> Shape | None:
     """Return the shape without its bias where the bias may be added after the backend's kernels."""
-    return split.product_shape(shape) if backend.libtype != BUILTIN else None
+    return split_bias.product_shape(shape) if backend.libtype != BUILTIN else None
 
 
 def baseline(shape: Shape, device: Device, registry: Registry) -> Solution | None:

@@ -15,9 +15,9 @@ import attrs
 import torch
 
 from tunedgemm.dtype import torch_dtype
-from tunedgemm.ops.formats.contents import overwrite
 from tunedgemm.ops.formats.scales import E8M0, ShuffledScale, plain_bytes, shuffle_scale, unshuffle_scale
 from tunedgemm.ops.formats.shuffle import plain_weight
+from tunedgemm.ops.formats.tensor_bytes import overwrite
 from tunedgemm.ops.op import Factors
 from tunedgemm.tuner.verify import Variant, Verifier
 

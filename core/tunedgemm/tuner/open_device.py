@@ -12,7 +12,7 @@ import attrs
 
 from tunedgemm.errors import PluginError
 from tunedgemm.ops.op import Op
-from tunedgemm.process.foreign import described
+from tunedgemm.process.plugin_guard import described
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.tuner.compilers import Compilers

@@ -23,7 +23,7 @@ from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
-from tunedgemm.ops.formats.contents import moved
+from tunedgemm.ops.formats.tensor_bytes import moved
 from tunedgemm.ops.padded_m import serving
 from tunedgemm.ops.quantised import BIAS_DTYPES
 from tunedgemm.shape import Shape

@@ -23,19 +23,19 @@ from tunedgemm.device import Device, device_of
 from tunedgemm.errors import PluginError, TunedGemmError
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops import op_named
-from tunedgemm.ops.formats.contents import fingerprint
+from tunedgemm.ops.formats.tensor_bytes import fingerprint
 from tunedgemm.ops.op import Op
-from tunedgemm.process.foreign import described
-from tunedgemm.process.switches import kept_torch_switches
+from tunedgemm.process.plugin_guard import described
+from tunedgemm.process.process_state import kept_torch_switches
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.accuracy import with_flags
 from tunedgemm.tuner.candidates import baseline, candidates, refusal
+from tunedgemm.tuner.rounds import Workload
 from tunedgemm.tuner.served import Served
 from tunedgemm.tuner.trial import Bench, DeviceFault, Options, Place, Request, Sampler, Samples, failed
 from tunedgemm.tuner.verify import Verifier
-from tunedgemm.tuner.workload import Workload
 
 Answer = TypeVar("Answer")
 

@@ -13,8 +13,8 @@ from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device
 from tunedgemm.errors import OutOfResources, TunedGemmError, UserError
 from tunedgemm.ops.op import Op
-from tunedgemm.process.foreign import described
 from tunedgemm.process.memory import is_out_of_memory
+from tunedgemm.process.plugin_guard import described
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Problem
@@ -172,7 +172,7 @@ class Samples:
 #: Runs where the device is: (launchers by solution, rounds) -> samples by solution, or the
 #: exception.
 Sampler = Callable[[Mapping[Solution, Launcher], int], dict[Solution, Samples | Exception]]
-#: Makes the sampler of one shape: `tunedgemm.tuner.workload.Workload`, or a replay.
+#: Makes the sampler of one shape: `tunedgemm.tuner.rounds.Workload`, or a replay.
 Bench = Callable[[Op, Shape, Device], Sampler]
 #: For the stages: (solutions, rounds) -> samples by solution, or the Timing of the failure.
 Sample = Callable[[Sequence[Solution], int], Mapping[Solution, Samples | Timing]]

@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.dtype import torch_dtype
-from tunedgemm.ops.formats.contents import duplicate, fingerprint, overwrite, raw
+from tunedgemm.ops.formats.tensor_bytes import duplicate, fingerprint, overwrite, raw
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported

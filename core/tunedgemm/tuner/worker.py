@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pebble import ProcessExpired
 
 from tunedgemm.errors import TunedGemmError
-from tunedgemm.process.foreign import described
+from tunedgemm.process.plugin_guard import described
 from tunedgemm.tuner.processes import SpawnedPool, exit_reason
 from tunedgemm.tuner.trial import DeviceFault, Request
 

@@ -107,7 +107,6 @@ def test_an_older_version_names_what_it_lacks(copied):
 def test_without_flydsl(copied, stand_in, monkeypatch):
     """FlyDSL's kernels need its compiler."""
     monkeypatch.setattr(installed, "has_flydsl", lambda: False)
-    monkeypatch.setattr("tunedgemm_aiter.launch.has_flydsl", lambda: False)
     assert backend().lacks(Solution("fakeflydsl", HGEMM), SHAPE, CPU).endswith("the package flydsl, which is not installed")
 
 

@@ -13,7 +13,7 @@ from tunedgemm.plugin import Device, Launcher, PluginError, Shape, Solution
 from tunedgemm.tools.files import private_folder, replace_file
 from tunedgemm.tools.launching import on_device, torch_dtype
 
-from tunedgemm_aiter.installed import attribute, function, has_flydsl, lacking
+from tunedgemm_aiter.installed import attribute, function, lacking
 from tunedgemm_aiter.launch import compiling_eagerly
 from tunedgemm_aiter.limits import is_aiters_choice
 from tunedgemm_aiter.names import AUTO, cells, parse
@@ -37,10 +37,7 @@ def lacks(family: str, solution: Solution, shape: Shape, device: Device) -> str:
         return lacking(kernel.need) if is_aiters_choice(shape) else "AITER's fused_moe chooses another dtype of the activations"
     if not cells(solution.extra).get("block_m"):
         return f"the row of {kernel.name!r} needs AITER's column block_m"
-    reason = lacking(kernel.need)
-    if not reason and "flydsl_" in kernel.name and not has_flydsl():
-        reason = "AITER compiles FlyDSL's kernels by the package flydsl, which is not installed"
-    return reason
+    return lacking(kernel.need, "flydsl_" in kernel.name)
 
 
 def bind(family: str, solution: Solution, shape: Shape, device: Device) -> Launcher:

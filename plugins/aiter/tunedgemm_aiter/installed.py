@@ -88,14 +88,14 @@ def _version() -> str:
     return ""
 
 
-def lacking(need: Need) -> str:
-    """Return why the installed AITER does not serve a need; "" where it does."""
+def lacking(need: Need, flydsl: bool = False) -> str:
+    """Return why the installed AITER does not serve a need, of a *flydsl* kernel or another; else ""."""
     found = find()
     if found is None:
         return f"AITER is not installed; this kernel needs amd-aiter {need.since}"
-    if need.text in _text_of(found.path(need.file)):
-        return ""
-    return f"{found.name} lacks {need.text!r} in {need.file}; this kernel needs amd-aiter {need.since}"
+    if need.text not in _text_of(found.path(need.file)):
+        return f"{found.name} lacks {need.text!r} in {need.file}; this kernel needs amd-aiter {need.since}"
+    return "AITER compiles FlyDSL's kernels by the package flydsl, which is not installed" if flydsl and not has_flydsl() else ""
 
 
 def _text_of(path: Path) -> str:

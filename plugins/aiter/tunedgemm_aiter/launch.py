@@ -9,7 +9,7 @@ from tunedgemm.plugin import Device, Launcher, PluginError, Shape, Solution, Uns
 from tunedgemm.tools.launching import on_device, torch_dtype, torch_launcher
 
 from tunedgemm_aiter import opus_kernels
-from tunedgemm_aiter.installed import function, has_flydsl, lacking
+from tunedgemm_aiter.installed import function, lacking
 from tunedgemm_aiter.names import Kernel, parse, unfit
 
 if TYPE_CHECKING:
@@ -25,9 +25,7 @@ def lacks(family: str, solution: Solution, shape: Shape, device: Device) -> str:
         PluginError: AITER has no kernels of such names.
     """
     kernel = parse(family, shape.op, solution.kernel_name)
-    reason = unfit(kernel, solution.split_k, shape, device) or lacking(kernel.need)
-    if not reason and family == "flydsl" and not has_flydsl():
-        reason = "AITER compiles FlyDSL's kernels by the package flydsl, which is not installed"
+    reason = unfit(kernel, solution.split_k, shape, device) or lacking(kernel.need, family == "flydsl")
     if not reason and family == "opus" and opus_kernels.number(kernel.name) is None:
         reason = f"the installed AITER has no opus kernel {kernel.name!r}"
     return reason

@@ -5,7 +5,6 @@ The names are those of AITER's tables at its commit e4048607.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Mapping
 
@@ -20,7 +19,6 @@ AUTO = "auto"
 MOE = Need("fused_moe.py", "_metadata_config_file", "newer than 0.1.20.post1 (commit d78f4797, 22 August 2026)")
 MOE_AUTO = Need("fused_moe.py", "def fused_moe(", "0.1.5 or newer")
 _OPUS_KERNELS = "csrc/opus_gemm/opus_gemm_common.py"
-_TUNED = "tuned_gemm.py"
 GLUON = {
     "a16w16": Need("ops/triton/gemm/basic/gemm_a16w16.py", "gluon", "0.1.16 or newer"),
     "a8w8": Need("ops/triton/gluon/gemm_a8w8.py", "def gemm_a8w8(", "0.1.12 or newer"),
@@ -123,21 +121,13 @@ def _opus_blockscale(name: str) -> Kernel | None:
     return Kernel(name, need, (found["gfx"] or "gfx942",), (1, *_tile(found)[1:]), "blockscale")
 
 
-def _gluon(op: str, name: str) -> Kernel | None:
-    return Kernel(name, GLUON[op]) if name in (AUTO, "") else None
-
-
-def _experts(name: str) -> Kernel | None:
-    return Kernel(name, MOE_AUTO if name == AUTO else MOE)
-
-
 _PARSERS: Mapping[tuple[str, str], Callable[[str], Kernel | None]] = {
     ("flydsl", "a16w16"): _hgemm,
     ("flydsl", "a8w8_bpreshuffle"): _preshuffled,
     ("opus", "a16w16"): _opus,
     ("opus", "a8w8_blockscale_bpreshuffle"): _opus_blockscale,
-    **{("gluon", op): functools.partial(_gluon, op) for op in GLUON},
-    **{(libtype, "fmoe"): _experts for libtype in ("flydsl", "aiter")},
+    **{("gluon", op): lambda name, need=need: Kernel(name, need) if name in (AUTO, "") else None for op, need in GLUON.items()},
+    **{(libtype, "fmoe"): lambda name: Kernel(name, MOE_AUTO if name == AUTO else MOE) for libtype in ("flydsl", "aiter")},
 }
 
 

@@ -23,14 +23,12 @@ def number(name: str) -> int | None:
 
 def kernels() -> Mapping[int, Any]:
     """Return the kernels of the installed AITER by number; none where it has no such list."""
-    module = _module()
-    return getattr(module, "kernels_list", {})
+    return getattr(_module(), "kernels_list", {})
 
 
 def compiled(gfx: str) -> frozenset[int]:
     """Return the numbers of the kernels that each build of AITER has on an architecture."""
-    by_architecture = getattr(_module(), "HEURISTIC_DEFAULT_KIDS_BY_ARCH", {})
-    return frozenset(by_architecture.get(gfx, ()))
+    return frozenset(getattr(_module(), "HEURISTIC_DEFAULT_KIDS_BY_ARCH", {}).get(gfx, ()))
 
 
 def _module() -> ModuleType | None:

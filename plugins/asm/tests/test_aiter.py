@@ -43,7 +43,7 @@ def test_every_code_object_loads_and_gets_the_arguments_that_it_declares(
     assert not found.refusals
     wrong, launched = {}, 0
     for name, loaded in found.kernels.items():
-        assert loaded.metadata().kernarg_bytes in loaded.abi.sizes
+        assert loaded.checked().metadata.kernarg_bytes in loaded.abi.sizes
         launched += 1
         written = (1 if loaded.kernel.abi == "aiter-f4gemm" else 2) if loaded.kernel.splits else 0
         if text := over.fault(asm, fake, product(loaded, gfx), name, written):

@@ -59,7 +59,7 @@ def test_list_prints_packs_kernels_and_refusals(write: Write, capsys: pytest.Cap
     assert out[2] == "gfx950: 1 kernels in 1 packs" and not any("broken" in line for line in out), "code is read with -v alone"
     code, out, _ = run(capsys, "asm", "list", "-v", "--gfx", "gfx942")
     assert code == 0 and "gfx950" not in "".join(out)
-    sha256 = packs.catalog_of("gfx942").kernels["a"].sha256[:12]
+    sha256 = packs.catalog_of("gfx942").kernels["a"].checked().sha256[:12]
     marks = "96x64, prefetch 3, shuffled weights, splits K, bias, bf16 fp32, 256 VGPRs, 65536 bytes of LDS"
     assert f"    a: {marks}, sha256 {sha256}" in out
     assert out[-1].startswith(f"refused: pack mine ({folder}): broken.co: arguments take 8 bytes")

@@ -59,8 +59,8 @@ def test_a_pack_gives_its_kernels(write: Write, from_folders: Callable[..., pack
     assert list(found.kernels) == ["a", "b"] and found.problems == ()
     loaded = found.kernels["a"]
     content = (folder / "a.co").read_bytes()
-    assert (loaded.code(), loaded.sha256) == (content, hashlib.sha256(content).hexdigest())
-    assert loaded.metadata().kernarg_bytes == 352 and loaded.abi.name == "aiter-bf16gemm"
+    assert (loaded.checked().content, loaded.checked().sha256) == (content, hashlib.sha256(content).hexdigest())
+    assert loaded.checked().metadata.kernarg_bytes == 352 and loaded.abi.name == "aiter-bf16gemm"
     assert loaded.dtypes["out"] == ("bf16", "fp32") and not loaded.of_aiter
     assert found.missing("a") == "" and packs.catalog_of("gfx942") is found
 
@@ -109,7 +109,7 @@ def test_a_pack_that_cannot_be_used_does_not_hide_a_later_one(
     found = from_folders(first, second, third)
 
     assert {name: loaded.pack.name for name, loaded in found.kernels.items()} == {"a": "second", "b": "first"}
-    assert found.kernels["a"].code() and found.missing("a") == ""
+    assert found.kernels["a"].checked().content and found.missing("a") == ""
     assert f"pack first ({first}): a.co: not an ELF file: it begins with 4d5a" in found.problems
     assert found.missing("b") == f"pack first ({first}): b.co: no kernel b; kernels: other"
 
@@ -140,7 +140,7 @@ def test_an_unreadable_folder_costs_only_itself(kind: str, write: Write, from_fo
     finally:
         bad.chmod(0o700)
 
-    assert found.kernels["g"].code()
+    assert found.kernels["g"].checked().content
     assert any(reason in problem and len(problem) < 1200 for problem in found.problems), found.problems
     assert set(found.kernels) == ({"b", "g"} if kind == "a link to itself" else {"g"})
 
@@ -246,9 +246,9 @@ def test_a_bad_code_object_is_refused_before_any_launch(
 
     for _ in range(2):
         with pytest.raises(PackError) as caught:
-            found.kernels["a"].code()
+            found.kernels["a"].checked()
         assert str(caught.value).startswith(f"pack mine ({folder}): a.co: ") and reason in str(caught.value)
-    assert found.kernels["b"].code()
+    assert found.kernels["b"].checked().content
     assert found.problems == (str(caught.value),) and found.missing("a") == str(caught.value)
 
 
@@ -298,7 +298,7 @@ def test_a_file_that_cannot_be_read_is_tried_again(write: Write, from_folders: C
     assert found.missing("a") == f"pack mine ({folder}): file not found: a.co" == found.problems[0]
 
     (folder / "a.co").write_bytes(content)
-    assert found.kernels["a"].code() == content and found.problems == ()
+    assert found.kernels["a"].checked().content == content and found.problems == ()
     there = found.version
     (folder / "a.co").write_bytes(b"")
     assert len({away, there, from_folders(folder).version}) == 3
@@ -310,9 +310,9 @@ def test_a_hash_that_is_promised_is_checked(write: Write, from_folders: Callable
     right = write("right", "a", said={"sha256": {"a.co": hashlib.sha256(content).hexdigest()}})
     wrong = write("wrong", "a", said={"sha256": {"a.co": "0" * 64}})
 
-    assert from_folders(right).kernels["a"].code() == content
+    assert from_folders(right).kernels["a"].checked().content == content
     with pytest.raises(PackError, match=r"sha256 mismatch \(got [0-9a-f]{64}\); pack.json has 0000"):
-        from_folders(wrong).kernels["a"].code()
+        from_folders(wrong).kernels["a"].checked()
 
 
 def test_dtypes_of_a_descriptor_narrow_those_of_the_layout(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
@@ -355,7 +355,7 @@ def test_aiters_own_tree_needs_no_descriptor(
 
     for place in (tmp_path / "hsa", tmp_path / "hsa" / "gfx942", tmp_path / "hsa" / "gfx942" / "fp8gemm_blockscale"):
         found = from_folders(place)
-        assert list(found.kernels) == ["k"] and found.problems == () and found.kernels["k"].code()
+        assert list(found.kernels) == ["k"] and found.problems == () and found.kernels["k"].checked().content
     monkeypatch.setenv(sources.OF_AITER, str(tmp_path / "hsa") + "/")
     kinds = {gfx: from_folders(gfx=gfx).kernels["k"] for gfx in ("gfx942", "gfx950")}
 
@@ -426,4 +426,4 @@ def test_aiters_real_tree_is_found_whole(from_folders: Callable[..., packs.Catal
     """All 37 and 73 kernels of AITER's tree pass every check."""
     for gfx, count in (("gfx942", 37), ("gfx950", 73)):
         found = from_folders(HSA, gfx=gfx)
-        assert len([loaded.code() for loaded in found.kernels.values()]) == count and found.problems == ()
+        assert len([loaded.checked().content for loaded in found.kernels.values()]) == count and found.problems == ()

@@ -34,8 +34,20 @@ BY_BLOCK = Shape("a8w8_blockscale", 64, 8192, 4096, "fp8_e4m3fn", "bf16", scale=
         ("h100-2026-11-26/a16w16-campaign-trials.csv.gz", PLAIN, 0.99, 1.04, 35),
         ("h200-2026-11-26/a16w16-trials.csv.gz", PLAIN, 0.99, 1.06, 34),
         ("h100-2026-11-26/a8w8_blockscale-trials.csv.gz", BY_BLOCK, 1.03, 1.16, 40),
+        ("h100-2026-11-26/a8w8_blockscale-layers-trials.csv.gz", BY_BLOCK, 1.0, 1.28, 180),
+        ("h200-2026-11-28/a8w8_blockscale-trials.csv.gz", BY_BLOCK, 1.03, 1.5, 24),
     ],
-    ids=["by row", "few rows of x by row", "16 bits", "16 bits, colder", "16 bits, more rows", "16 bits, H200", "by block"],
+    ids=[
+        "by row",
+        "few rows of x by row",
+        "16 bits",
+        "16 bits, colder",
+        "16 bits, more rows",
+        "16 bits, H200",
+        "by block",
+        "layers by block",
+        "by block, H200",
+    ],
 )
 def test_the_kernel_of_an_untuned_call_was_faster_than_torchs(file: str, like: Shape, least: float, mean: float, fewest: int) -> None:
     """The untuned kernel lost less than 1 % to torch's call everywhere, and was faster in the mean."""
@@ -135,7 +147,7 @@ def test_other_backends_serve_unmeasured_or_slower_classes(failing: Any) -> None
         itertools.product(
             [
                 *(attrs.evolve(LIKE, m=m) for m in (33, 255)),
-                attrs.evolve(LIKE, m=8, k=2048),
+                attrs.evolve(LIKE, m=8, k=2032),
                 attrs.evolve(LIKE, m=256, k=14336),
                 attrs.evolve(LIKE, m=512, k=12288),
                 attrs.evolve(LIKE, m=1024, n=35840, k=5120),
@@ -150,12 +162,27 @@ def test_other_backends_serve_unmeasured_or_slower_classes(failing: Any) -> None
                 attrs.evolve(PLAIN, n=1536),
                 attrs.evolve(PLAIN, outdtype="fp32"),
                 attrs.evolve(BY_BLOCK, extra={}),
-                attrs.evolve(BY_BLOCK, n=2048, k=4096),
+                attrs.evolve(BY_BLOCK, n=504, k=7168),
+                attrs.evolve(BY_BLOCK, n=32768, k=128),
+                attrs.evolve(BY_BLOCK, n=1024, k=768),
                 attrs.evolve(BY_BLOCK, m=16384),
                 attrs.evolve(BY_BLOCK, k=25600),
             ]
         ),
     )
+
+
+def test_every_call_by_block_of_the_class_gets_a_kernel_that_fits(failing: Any) -> None:
+    """Sizes from the smallest weight to 129,280 rows get a kernel that serves them."""
+
+    def check(m: int, n: int, k: int) -> None:
+        shape = attrs.evolve(BY_BLOCK, m=m, n=n, k=k, extra=BY_BLOCK.extra if m > 1 else {})
+        solution = asm.heuristic_fallback(shape, H200)
+        assert solution is not None
+        assert not asm.lacks(solution, shape, H200)
+
+    weights = [(512, 7168), (520, 16384), (1000, 2048), (4096, 256), (7168, 768), (32768, 512), (129280, 7168)]
+    assert not failing(lambda m, weight: check(m, *weight), itertools.product([1, 2, 15, 33, 64, 65, 300, 4096, 8192], weights))
 
 
 def test_one_row_is_m_major() -> None:

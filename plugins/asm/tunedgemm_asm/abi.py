@@ -32,9 +32,9 @@ from tunedgemm.tools.launching import ARCHITECTURES, parse_dtype
 #: Architectures with kernels of these layouts, those whose mfma multiplies fp8, and its kind.
 FP8 = {gfx: each.fp8 for gfx, each in ARCHITECTURES.items() if each.matrix == "mfma" and each.fp8}
 #: Kind of a field -> ``struct`` format of its little-endian value.
-KINDS = MappingProxyType({"pointer": "<Q", "u32": "<I", "i32": "<i", "f32": "<f"})
-_LEAST = MappingProxyType({"pointer": 0, "u32": 0, "i32": -(1 << 31)})
-_MOST = MappingProxyType({"pointer": (1 << 64) - 1, "u32": (1 << 32) - 1, "i32": (1 << 31) - 1})
+KINDS = MappingProxyType({"pointer": "<Q", "u32": "<I", "f32": "<f"})
+_LEAST = MappingProxyType({"pointer": 0, "u32": 0})
+_MOST = MappingProxyType({"pointer": (1 << 64) - 1, "u32": (1 << 32) - 1})
 
 
 @attrs.frozen

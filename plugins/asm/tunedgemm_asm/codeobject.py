@@ -115,11 +115,8 @@ def read(content: bytes) -> CodeObject:
     """
     if content[:4] != b"\x7fELF":
         raise PackError(f"not an ELF file: it begins with {content[:4].hex() or 'nothing'}")
-    try:
-        import msgpack  # noqa: F401 - for `_metadata`; both take 40 ms, which no other command should wait for
-        from elftools.elf.elffile import ELFFile
-    except ImportError as error:
-        raise PackError(f"reading code objects requires pyelftools and msgpack: {error}") from error
+    from elftools.elf.elffile import ELFFile  # takes 40 ms, which no other command should wait for
+
     try:
         gfx, kernels = _read(ELFFile(io.BytesIO(content)), content)
     except PackError:
@@ -166,14 +163,10 @@ def _metadata(elf: ELFFile) -> dict[str, Any]:
         if part.header.get("p_type", part.header.get("sh_type")) in ("PT_NOTE", "SHT_NOTE"):
             for note in part.iter_notes():
                 if note["n_name"] == "AMDGPU" and note["n_type"] in (_NOTE, "NT_AMDGPU_METADATA"):
-                    metadata = msgpack.unpackb(_bytes(note["n_desc"]))
+                    metadata = msgpack.unpackb(note["n_desc"])
                     if isinstance(metadata, dict):
                         return metadata
     raise PackError("no AMDGPU metadata")
-
-
-def _bytes(description: bytes | str) -> bytes:
-    return description if isinstance(description, bytes) else description.encode("latin-1")  # pyelftools below 0.30 returns text
 
 
 def _kernels(elf: ELFFile, content: bytes, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Metadata]]:

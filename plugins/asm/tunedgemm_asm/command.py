@@ -48,16 +48,15 @@ def _list(arguments: argparse.Namespace) -> int:
     lines: list[str] = []
     for gfx in wanted:
         catalog = packs.catalog_of(gfx)
-        lines += [f"{gfx}: {len(catalog.kernels)} kernels in {len(catalog.packs)} packs", *map(_indented, packs.described_packs(catalog))]
+        lines += [
+            f"{gfx}: {len(catalog.kernels)} kernels in {len(catalog.packs)} packs",
+            *(f"  {packs.line_of(pack)}" for pack in catalog.packs),
+        ]
         lines += [f"    {line}" for pack_kernel in catalog.kernels.values() if arguments.verbose for line in _kernel(pack_kernel)]
     problems = dict.fromkeys(problem for gfx in wanted or ["gfx942"] for problem in packs.catalog_of(gfx).problems)
     lines += [f"refused: {problem}" for problem in problems]
     print("\n".join(lines or [packs.NONE]))
     return 0
-
-
-def _indented(line: str) -> str:
-    return f"  {line}"
 
 
 def _kernel(pack_kernel: packs.PackKernel) -> Iterator[str]:
@@ -71,10 +70,10 @@ def _kernel(pack_kernel: packs.PackKernel) -> Iterator[str]:
         " ".join(kernel.outputs),
     ]
     try:
-        seen, sha256 = pack_kernel.metadata(), pack_kernel.sha256
+        checked = pack_kernel.checked()
     except PackError:
         return  # listed among the refusals
-    marks += [f"{seen.vgprs} VGPRs", f"{seen.lds_bytes} bytes of LDS", f"sha256 {sha256[:12]}"]
+    marks += [f"{checked.metadata.vgprs} VGPRs", f"{checked.metadata.lds_bytes} bytes of LDS", f"sha256 {checked.sha256[:12]}"]
     yield f"{kernel.name}: {', '.join(filter(None, marks))}"
 
 
@@ -92,7 +91,7 @@ def _check(arguments: argparse.Namespace) -> int:
 def _verdict(verdict: Verdict, verbose: bool) -> Sequence[str]:
     lines = [f"note: {note}" for note in verdict.notes]
     for pack in verdict.packs:
-        lines.append(f"{packs.line_of(pack)}")
+        lines.append(packs.line_of(pack))
         lines += [f"  {line}" for pack_kernel in pack.pack_kernels if verbose for line in _kernel(pack_kernel)]
     return lines if verdict.faults else [*lines, f"{verdict.folder}: no fault"]
 
@@ -143,14 +142,12 @@ def verdicts(folders: Iterable[Path]) -> Iterator[Verdict]:
             faults += [f"{where}: {name}: {reason}" for name, reason in pack.refused.items()]
             faults += [f"{where}: {remark}" for remark in pack.remarks]
             faults += [f"{where}: {reason}" for reason in _of_hashes(pack)]
-            faults += _of_code(pack)
-            faults += [f"{where}: {reason}" for reason in _given(pack, owners)]
+            faults += filter(None, (pack_kernel.unfit() for pack_kernel in pack.pack_kernels))
+            for kernel in pack.kernels:
+                if (owner := owners.setdefault((pack.gfx, kernel.name), pack)) is not pack:
+                    faults.append(f"{where}: {kernel.name} is already given by {owner.name} ({owner.folder})")
             notes += [f"{where}: {note}" for note in _notes(pack)]
         yield Verdict(folder, usable, tuple(faults), tuple(notes))
-
-
-def _of_code(pack: Pack) -> Iterator[str]:
-    yield from filter(None, (pack_kernel.unfit() for pack_kernel in pack.pack_kernels))
 
 
 def _of_hashes(pack: Pack) -> Iterator[str]:
@@ -160,13 +157,6 @@ def _of_hashes(pack: Pack) -> Iterator[str]:
             yield f"pack.json has a sha256 of {file}, which has no usable kernel"
     if pack.descriptor.sha256:
         yield from (f"pack.json has no sha256 of {file}" for file in sorted(files - set(pack.descriptor.sha256)))
-
-
-def _given(pack: Pack, owners: dict[tuple[str, str], Pack]) -> Iterator[str]:
-    for kernel in pack.kernels:
-        owner = owners.setdefault((pack.gfx, kernel.name), pack)
-        if owner is not pack:
-            yield f"{kernel.name} is already given by {owner.name} ({owner.folder})"
 
 
 def _notes(pack: Pack) -> Iterator[str]:

@@ -57,7 +57,7 @@ def bind(
         LaunchError: the driver does not load the code.
     """
     kernel, splits = resolve(solution, shape, device, catalog)
-    code = catalog.kernels[kernel.name].code()
+    code = catalog.kernels[kernel.name].checked().content
     library = drivers(INTERFACES[device.kind])
     try:
         function = load_function(library, code, kernel.name, device.index)

@@ -93,7 +93,8 @@ def unserved(shape: Shape, device: Device, kernels: Kernels) -> str | None:
                 return None
             reasons.setdefault(reason, name)  # one example kernel for each reason
     if not reasons:
-        return _missing(shape.op, device.gfx)
+        built = f" or run `tunedgemm asm build --gfx {device.gfx} -o DIR`," if shape.op == "a16w16" else ""
+        return f"no pack has kernels of {shape.op} for {device.gfx}: install AITER,{built} and name folders of packs in TUNEDGEMM_ASM_PACKS"
     examples = "; ".join(f"{name} {reason}" for reason, name in sorted(reasons.items())[:3])
     return f"no kernel of {shape.op} supports the shape: {examples}"
 
@@ -109,11 +110,6 @@ def unsupported(shape: Shape, device: Device) -> str | None:
     if shape.dtype.startswith("fp8") and shape.dtype != (wanted := FP8[device.gfx]):
         return f"{device.gfx} multiplies {wanted}, not {shape.dtype}"
     return None
-
-
-def _missing(op: str, gfx: str) -> str:
-    built = f" or run `tunedgemm asm build --gfx {gfx} -o DIR`," if op == "a16w16" else ""
-    return f"no pack has kernels of {op} for {gfx}: install AITER,{built} and name folders of packs in TUNEDGEMM_ASM_PACKS"
 
 
 def unfit(pack_kernel: PackKernel, splits: int, shape: Shape) -> str | None:

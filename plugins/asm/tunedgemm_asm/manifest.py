@@ -144,8 +144,10 @@ def _kernels(lines: Iterable[tuple[int, str]], header: list[str], name: str, abi
         row = dict(zip(header, cells, strict=False))
         label = " ".join(row.get("knl_name", "").split())[:MAX_NAME] or f"line {line}"
         lines_of.setdefault(label, []).append(line)
+        if len(cells) != len(header):
+            refused[label] = f"{name} line {line}: expected {len(header)} cells (got {len(cells)})"
+            continue
         try:
-            _check_width(cells, header)
             kernels.append(_kernel(row, abi))
         except PackError as error:
             refused[label] = f"{name} line {line}: {error}"
@@ -154,11 +156,6 @@ def _kernels(lines: Iterable[tuple[int, str]], header: list[str], name: str, abi
             more = ", ..." if len(numbers) > 9 else ""
             refused[label] = f"{name}: listed {len(numbers)} times, in lines {', '.join(map(str, numbers[:9]))}{more}"
     return Manifest(tuple(kernel for kernel in kernels if kernel.name not in refused), refused, remarks)
-
-
-def _check_width(cells: list[str], header: list[str]) -> None:
-    if len(cells) != len(header):
-        raise PackError(f"expected {len(header)} cells (got {len(cells)})")
 
 
 def _kernel(row: Mapping[str, str], abi: Abi) -> KernelConfig:

@@ -151,19 +151,6 @@ class PackKernel:
             raise answer.with_traceback(None)
         return answer
 
-    def code(self) -> bytes:
-        """Return the bytes of the code object; raises as `checked`."""
-        return self.checked().content
-
-    def metadata(self) -> Metadata:
-        """Return the kernel's metadata; raises as `checked`."""
-        return self.checked().metadata
-
-    @property
-    def sha256(self) -> str:
-        """Return the SHA-256 of the code object; raises as `checked`."""
-        return self.checked().sha256
-
     def unfit(self) -> str | None:
         """Return why the code object must not be launched, or None; reads it."""
         try:
@@ -344,11 +331,6 @@ def line_of(pack: Pack) -> str:
     return f"pack {pack.name} ({pack.folder}{source}): {len(pack.kernels)} kernels of {pack.abi.name}, sha256 {pack.sha256}"
 
 
-def described_packs(catalog: Catalog) -> tuple[str, ...]:
-    """Return a line for each pack of an architecture."""
-    return tuple(line_of(pack) for pack in catalog.packs)
-
-
 def lines(catalog: Catalog) -> tuple[str, ...]:
     """Return a line for each pack and each refusal of an architecture; checks all code objects."""
     if not catalog.packs and not catalog.problems:
@@ -356,7 +338,7 @@ def lines(catalog: Catalog) -> tuple[str, ...]:
         return (f"no pack for {catalog.gfx}; there are some for {', '.join(others)}" if others else NONE,)
     for pack_kernel in catalog.kernels.values():
         pack_kernel.unfit()  # records the refusal among the problems
-    return (*described_packs(catalog), *(f"refused: {problem}" for problem in catalog.problems))
+    return (*map(line_of, catalog.packs), *(f"refused: {problem}" for problem in catalog.problems))
 
 
 def reload() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import attrs
@@ -46,7 +46,9 @@ def sources() -> Iterator[Source]:
         if text.strip():
             yield _existing(VARIABLE, text.strip())
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
-        yield _of_package(entry)
+        label = entry.dist.name if entry.dist else entry.name
+        folder, fault = folder_of_entry(entry)
+        yield Source(label, folder, f"{label}: {fault}" if fault else "")
     yield from _aiter()
     shipped = Path(__file__).with_name("packs")
     if shipped.is_dir():
@@ -60,13 +62,6 @@ def _existing(label: str, text: str) -> Source:
     except (OSError, UserError, ValueError) as error:  # permission denied, name too long, or unknown user
         return Source(label, None, f"{label}: {text[:200]}: {error}"[:400])
     return Source(label, folder) if there else Source(label, None, f"{label}: folder not found: {folder}")
-
-
-def _of_package(entry: EntryPoint) -> Source:
-    """Return the folder of the package that an entry point names."""
-    label = entry.dist.name if entry.dist else entry.name
-    folder, fault = folder_of_entry(entry)
-    return Source(label, folder, f"{label}: {fault}" if fault else "")
 
 
 def _aiter() -> Iterator[Source]:

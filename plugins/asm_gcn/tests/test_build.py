@@ -92,7 +92,7 @@ def test_the_loader_takes_the_pack(built, monkeypatch):
         loaded = catalog.kernels[config.name]
         assert (loaded.kernel.tile_m, loaded.kernel.tile_n, loaded.kernel.shuffled) == (config.tile_m, config.tile_n, config.shuffled)
         assert (loaded.kernel.splits, loaded.kernel.bias, loaded.kernel.prefetch) == (config.split, True, config.prefetch)
-        assert loaded.code() == (folder / f"{config.name}.co").read_bytes()
+        assert loaded.checked().content == (folder / f"{config.name}.co").read_bytes()
 
 
 def disassembler(gfx, path):

@@ -24,7 +24,7 @@ def backends(stand_in, monkeypatch):
         "cutlass": Templates(stand_in.family("cutlass", "nvidia"), toolchain.cuda),
         "ck": Templates(stand_in.family("ck", "amd"), toolchain.hip),
     }
-    monkeypatch.setattr(command, "_libraries", lambda: made)
+    monkeypatch.setattr(command, "_LIBRARIES", made)
     return made
 
 

@@ -34,6 +34,7 @@ class OnGpu(BackendConformance):
         return shapes if cls._device().kind != "cpu" else tuple({shape.op: shape for shape in reversed(shapes)}.values())
 
 
+@pytest.mark.slow
 class TestCutlass(OnGpu):
     """CUTLASS with nvcc."""
 

@@ -15,7 +15,8 @@ from tunedgemm_ck import cutlass
 
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0):
     pytest.skip("no Hopper or Blackwell GPU found", allow_module_level=True)
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiling")]
+#: An instance compiles for up to a minute.
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.usefixtures("compiling")]
 
 #: One of each kind of operands and output.
 KINDS = [

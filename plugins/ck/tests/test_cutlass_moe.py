@@ -105,9 +105,8 @@ def test_neighbours_change_one_stage(shape: Shape) -> None:
 
 
 def test_refusals_have_reasons() -> None:
-    """A refused shape has a reason, and nothing is listed for it."""
+    """A refused shape has a reason."""
     cases = [
-        (_shape(0, 128, 64), "sm_90", "an empty batch"),
         (_shape(4, 128, 64), "sm_80", "fmoe needs sm_90 (got sm_80)"),
         (_shape(4, 128, 64), "gfx942", "fmoe needs sm_90 (got gfx942)"),
         (_shape(4, 128, 64, kind="per_1x32", q_dtype="fp4x2"), "sm_90", "(got per_1x32); sm_90 has no fp4"),
@@ -120,7 +119,6 @@ def test_refusals_have_reasons() -> None:
     ]
     for shape, gfx, reason in cases:
         assert reason in FAMILY.unsupported(shape, Device(gfx, 100))
-        assert not list(FAMILY.enumerate_instances(shape, Device(gfx, 100), True))
 
 
 def test_the_reason_names_the_unfit_stage() -> None:

@@ -15,7 +15,8 @@ from tunedgemm_ck import cutlass
 
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
     pytest.skip("no Hopper GPU found", allow_module_level=True)
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiling")]
+#: An instance compiles for up to a minute.
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.usefixtures("compiling")]
 
 
 def _shape(kind: str, q_dtype: str, act: str = "silu", n: int = 512, k: int = 352, **fields: Any) -> Shape:

@@ -80,7 +80,7 @@ def test_matrix_instructions_of_gfx950_do_not_fit_gfx942() -> None:
 
 
 def test_refused_shapes_have_reasons() -> None:
-    """A refused shape has a reason, and nothing is listed for it."""
+    """A refused shape has a reason."""
     cases = [
         ("a8w8_bpreshuffle", {"epilogue": "bias", "bias_dtype": "bf16"}, "no bias"),
         ("a8w8_bpreshuffle", {"dtype": "int8"}, "operands in"),
@@ -92,7 +92,6 @@ def test_refused_shapes_have_reasons() -> None:
     for op, fields, reason in cases:
         shape = attrs.evolve(shape_of(op, 64, 4096, 8192, "gfx942"), **fields)
         assert reason in FAMILY.unsupported(shape, MI300X)
-        assert not list(FAMILY.enumerate_instances(shape, MI300X, True))
 
 
 def test_only_block_scales_split_k() -> None:

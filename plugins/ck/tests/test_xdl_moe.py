@@ -70,7 +70,7 @@ def test_few_tokens_get_low_tiles_first() -> None:
 
 
 def test_refused_shapes_have_reasons() -> None:
-    """A refused shape has a reason, and nothing is listed for it."""
+    """A refused shape has a reason."""
     cases = [
         (Device("gfx90a", 104), {}, "gfx942 or gfx950"),
         (MI300X, {"kind": "per_1x32", "q_dtype": "fp4x2"}, "per_1x128 .got per_1x32"),
@@ -79,7 +79,6 @@ def test_refused_shapes_have_reasons() -> None:
         (MI300X, {"layout": "row"}, "aiter16x16"),
         (MI300X, {"use_g1u1": "0"}, "gated experts"),
         (MI300X, {"act_type": "Swiglu"}, "gelu or silu .got swiglu"),
-        (MI300X, {"tokens": 0}, "one token"),
         (MI300X, {"tokens": 1 << 21}, "pairs of a token"),
         (MI300X, {"expert": "256", "sizes": (7168, 2048)}, "elements of all experts' weights"),
         (MI300X, {"tokens": 1 << 18}, "hidden states"),
@@ -89,7 +88,6 @@ def test_refused_shapes_have_reasons() -> None:
     for device, fields, reason in cases:
         shape = shape_of(**fields)  # type: ignore[arg-type]
         assert re.search(reason, FAMILY.unsupported(shape, device))
-        assert not list(FAMILY.enumerate_instances(shape, device, True))
 
 
 FIRST = "moe_ck2stages_gemm1_256x32x64x128_1x4_MulABScale_v1_Nswizzle0_Quant2_MulRoutedWeight0_silu_F8_F8_B16"
@@ -148,8 +146,6 @@ def test_stages_are_ordered_and_k_is_not_split() -> None:
     assert "got 2" in FAMILY.unfit(FAMILY.parse(f"{FIRST}+{SECOND}", "fmoe"), 2, shape, MI300X)
     with pytest.raises(PluginError, match="two stages"):
         FAMILY.parse(FIRST, "fmoe")
-    assert "needs two" in FAMILY.unfit(parse_moe(FIRST), 0, shape, MI300X)
-    assert "instance of fmoe" in FAMILY.unfit(FAMILY.parse(f"{FIRST}+{SECOND}", "fmoe"), 0, Shape("a16w16", 16, 4096, 4096), MI300X)
 
 
 def test_neighbours_fit_and_change_one_stage() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 
 import attrs
-import pytest
-from tunedgemm.plugin import PluginError
 from tunedgemm_ck.problem import Problem
 from tunedgemm_ck.xdl.limits import ACCEPTS
 from tunedgemm_ck.xdl.names import FORMS
@@ -51,9 +49,3 @@ def test_the_kind_of_fp8_is_a_flag_of_the_architecture() -> None:
     instance = listed_instances("a8w8")[0]
     assert "-DCK_USE_OCP_FP8=0" in flags(instance, problem_of("a8w8"))
     assert "-DCK_USE_OCP_FP8=1" in flags(instance, problem_of("a8w8", "gfx950"))
-
-
-def test_an_instance_of_another_op_is_not_rendered() -> None:
-    """Rendering an instance of another op raises."""
-    with pytest.raises(PluginError, match="not of a16w16"):
-        render(listed_instances("a8w8")[0], problem_of("a16w16"))

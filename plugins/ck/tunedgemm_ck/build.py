@@ -22,7 +22,6 @@ from typing import Any
 import attrs
 from tunedgemm.plugin import LaunchError, PluginError
 from tunedgemm.tools.files import artifact, private_folder
-from tunedgemm.tools.launching import switched_on
 
 from tunedgemm_ck.family import Family, Instance
 from tunedgemm_ck.problem import Problem
@@ -172,11 +171,6 @@ def build_object(target: Target, *, fresh: bool = False) -> CompiledObject:
 def is_built(target: Target) -> bool:
     """Return whether any toolchain has built the object."""
     return _read_artifact(_CacheKeys(target).first) is not None
-
-
-def is_switched_on(variable: str) -> bool:
-    """Return whether a switch of the environment is on."""
-    return switched_on(variable)
 
 
 class _CacheKeys:

@@ -9,11 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 from tunedgemm.plugin import Command, Op, PluginError, TunedGemmError, UserError
+from tunedgemm.tools.launching import switched_on
 from tunedgemm.tools.tables import Row, Table, named_file, op_of_file, ops, read_rows, shape_of_texts
 
 from tunedgemm_ck import Templates, ck, cktile, cutlass
-from tunedgemm_ck.build import REBUILD, CompiledObject, Target, build_object, find_object, is_switched_on, targets_of
+from tunedgemm_ck.build import REBUILD, CompiledObject, Target, build_object, find_object, targets_of
 from tunedgemm_ck.problem import problem_of
+
+#: The template libraries by libtype.
+_LIBRARIES: dict[str, Templates] = {backend.libtype: backend.hooks for backend in (ck, cktile, cutlass)}
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,13 +48,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.jobs < 0:
         raise UserError(f"--jobs must be at least 0 (got {arguments.jobs})")
     rows = _load_rows(arguments.tables)
-    fresh = arguments.rebuild or is_switched_on(REBUILD)
+    fresh = arguments.rebuild or switched_on(REBUILD)
     return prebuild(rows, arguments.gfx, arguments.jobs, fresh=fresh, verbose=getattr(arguments, "verbose", False))
-
-
-def _libraries() -> dict[str, Templates]:
-    """Return the template libraries by libtype."""
-    return {backend.libtype: backend.hooks for backend in (ck, cktile, cutlass)}
 
 
 def _load_rows(tables: Sequence[str]) -> list[Row]:
@@ -81,11 +80,10 @@ class _Selection:
 
 def _select(rows: Iterable[Row], gfx: str) -> _Selection:
     """Return the targets of rows of these backends, each once."""
-    libraries = _libraries()
     targets: dict[tuple[object, ...], Target] = {}
     refused: dict[str, None] = {}
     for row in rows:
-        library = libraries.get(row.solution.libtype)
+        library = _LIBRARIES.get(row.solution.libtype)
         if library is None or row.shape.op not in library.family.ops or (gfx and row.gfx not in ("", gfx)):
             continue
         location = f"{row.source}:{row.line}"
@@ -152,10 +150,9 @@ def _source(arguments: argparse.Namespace) -> int:
     Raises:
         UserError: the backend, op or instance does not exist.
     """
-    libraries = _libraries()
-    if arguments.libtype not in libraries:
-        raise UserError(f"--libtype must be one of {', '.join(sorted(libraries))} (got {arguments.libtype})")
-    library, op = libraries[arguments.libtype], _op(arguments.op)
+    if arguments.libtype not in _LIBRARIES:
+        raise UserError(f"--libtype must be one of {', '.join(sorted(_LIBRARIES))} (got {arguments.libtype})")
+    library, op = _LIBRARIES[arguments.libtype], _op(arguments.op)
     columns = dict(_parse_pairs(arguments.set))
     sizes = {"B": ["1", "1", "4096", "4096"], "token": ["1", "4096", "4096", "8", "2"]}.get(op.columns.key[0], ["1", "4096", "4096"])
     shape = shape_of_texts(op, sizes, columns, arguments.gfx)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 import attrs
 from tunedgemm.plugin import Device, Platform, Shape
@@ -19,6 +19,8 @@ class Instance(Protocol):
         """Return the CSV column ``kernelName``."""
 
 
+#: The op of experts, whose instances are two stages.
+MOE = "fmoe"
 #: What the families of Composable Kernel need installed.
 AMD_NEEDS = ("Composable Kernel's headers, which ROCm has", "amdclang++ or hipcc of ROCm, until compiled")
 #: An instance and a solution's splitK.
@@ -66,3 +68,13 @@ class Family:
     deterministic: Callable[[Instance, int], bool]
     revision: int
     platforms: tuple[Platform, ...] = ()
+
+
+def routed(experts: Callable[..., Any], others: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of a `Family` that asks one for shapes of fmoe, and another for the others."""
+
+    def chosen(*arguments: Any) -> Any:
+        [shape] = (each for each in arguments if isinstance(each, Shape))
+        return (experts if shape.op == MOE else others)(*arguments)
+
+    return chosen

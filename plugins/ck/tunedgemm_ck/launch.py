@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
-from tunedgemm.tools.launching import ForkSafeLock, Launch, on_device, torch_dtype, workspace
+from tunedgemm.tools.launching import ForkSafeLock, Launch, on_device, switched_on, torch_dtype, workspace
 
-from tunedgemm_ck.build import COMPILE, REBUILD, CompiledObject, Target, build_object, find_object, is_built, is_switched_on, targets_of
+from tunedgemm_ck.build import COMPILE, REBUILD, CompiledObject, Target, build_object, find_object, is_built, targets_of
 from tunedgemm_ck.family import Family
 from tunedgemm_ck.names import resolve
 from tunedgemm_ck.native import MOE_POINTERS, POINTERS, UNSUPPORTED, load_object
@@ -18,7 +18,7 @@ from tunedgemm_ck.stages import sizes_of
 from tunedgemm_ck.toolchain import Finder
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 #: Objects compiled anew in this process; each is rebuilt once.
 _rebuilt: set[str] = set()
@@ -64,9 +64,8 @@ def bind(family: Family, finder: Finder, solution: Solution, shape: Shape, devic
                 failed(error)
         return Unsupported(f"{family.libtype} {instance.name} does not support {shape}")
     # The stages of fmoe share one workspace, of the larger of their sizes.
-    make = _routed if routed else _plain if shape.scale == "none" else _scaled
-    launches, where = [loaded.launcher(sizes, pointers) for loaded in loaded_objects], device.torch_device
-    call = make(launches, failed, shape, device.index, where, max(workspaces))
+    launches = [loaded.launcher(sizes, pointers) for loaded in loaded_objects]
+    call = (_routed if routed else _single)(launches, failed, shape, device, max(workspaces))
     return Launcher(on_device(call, device.index), workspace_bytes=max(workspaces))
 
 
@@ -77,7 +76,7 @@ def check_objects(targets: Iterable[Target]) -> None:
         PluginError: one is missing.
     """
     for target in targets:
-        if not (is_switched_on(REBUILD) or is_switched_on(COMPILE) or is_built(target)):
+        if not (switched_on(REBUILD) or switched_on(COMPILE) or is_built(target)):
             find_object(target)
 
 
@@ -88,13 +87,13 @@ def _find_or_build(target: Target) -> CompiledObject:
         PluginError: the object is not stored.
         LaunchError: compilation failed.
     """
-    if is_switched_on(REBUILD):
+    if switched_on(REBUILD):
         with _rebuilding:
             fresh = str(target) not in _rebuilt
             compiled = build_object(target, fresh=fresh)
             _rebuilt.add(str(target))
         return compiled
-    return build_object(target) if is_switched_on(COMPILE) else find_object(target)
+    return build_object(target) if switched_on(COMPILE) else find_object(target)
 
 
 def _raise_failure(name: str, kind: str, status: int) -> None:
@@ -109,13 +108,11 @@ def _stream(index: int) -> Callable[[int], int]:
     return torch._C._cuda_getCurrentRawStream if index >= 0 else lambda _: 0
 
 
-def _plain(
-    launches: Sequence[Launch], failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int
-) -> Callable[..., Any]:
-    """Return the launcher of operands without scales."""
+def _single(launches: Sequence[Launch], failed: Callable[[int], None], shape: Shape, device: Device, nbytes: int) -> Callable[..., Any]:
+    """Return the launcher of one product, of operands with scales or without."""
     import torch
 
-    (launch,) = launches
+    (launch,), index, where = launches, device.index, device.torch_device
     empty, stream, dtype, n, plain = torch.empty, _stream(index), torch_dtype(shape.outdtype), shape.n, (shape.m, shape.n)
 
     def call(x: Any, weight: Any, bias: Any = None) -> Any:
@@ -128,19 +125,7 @@ def _plain(
             failed(status)
         return out
 
-    return call
-
-
-def _scaled(
-    launches: Sequence[Launch], failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int
-) -> Callable[..., Any]:
-    """Return the launcher of operands with scales."""
-    import torch
-
-    (launch,) = launches
-    empty, stream, dtype, n, plain = torch.empty, _stream(index), torch_dtype(shape.outdtype), shape.n, (shape.m, shape.n)
-
-    def call(x: Any, weight: Any, x_scale: Any, w_scale: Any, bias: Any = None) -> Any:
+    def scaled(x: Any, weight: Any, x_scale: Any, w_scale: Any, bias: Any = None) -> Any:
         out = empty(plain if x.dim() == 2 else (*x.shape[:-1], n), dtype=dtype, device=where)
         scratch = workspace(nbytes, where) if nbytes else None  # held as above
         added, address = 0 if bias is None else bias.data_ptr(), 0 if scratch is None else scratch.data_ptr()
@@ -149,19 +134,17 @@ def _scaled(
             failed(status)
         return out
 
-    return call
+    return call if shape.scale == "none" else scaled
 
 
-def _routed(
-    launches: Sequence[Launch], failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int
-) -> Callable[..., Any]:
+def _routed(launches: Sequence[Launch], failed: Callable[[int], None], shape: Shape, device: Device, nbytes: int) -> Callable[..., Any]:
     """Return the launcher of fmoe's stages, which run in order on the stream.
 
     The second stage reads in the workspace what the first one wrote.
     """
     import torch
 
-    first, second = launches
+    (first, second), index, where = launches, device.index, device.torch_device
     empty, stream, dtype, plain = torch.empty, _stream(index), torch_dtype(shape.outdtype), (shape.m, shape.n)
 
     def call(  # noqa: PLR0913, PLR0917 - the op's operands

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 from tunedgemm.plugin import Device, Option, PluginError, Shape, Solution, UserError
 
-from tunedgemm_ck.build import Target, is_built, targets_of
+from tunedgemm_ck.build import Target, is_built
 from tunedgemm_ck.family import Family
 from tunedgemm_ck.names import resolve, solution_of
 from tunedgemm_ck.problem import problem_of
+from tunedgemm_ck.stages import split_stages
 from tunedgemm_ck.toolchain import Finder
 
 SPACE = Option(
@@ -32,12 +34,6 @@ def full_space() -> bool:
     return value == "full"
 
 
-def enumerate_solutions(family: Family, shape: Shape, device: Device) -> Iterable[Solution]:
-    """Yield the instances worth timing for the shape, best guesses first."""
-    for candidate in family.enumerate_instances(shape, device, full_space()):
-        yield solution_of(family, candidate)
-
-
 def refine(family: Family, solution: Solution, shape: Shape, device: Device) -> Iterable[Solution]:
     """Yield the solution's neighbours.
 
@@ -54,25 +50,10 @@ def enumerate_available(family: Family, finder: Finder, shape: Shape, device: De
 
     Without a toolchain only stored objects can: each of the others would be an error in the tuner.
     """
-    problem, listed = problem_of(shape, device.gfx), enumerate_solutions(family, shape, device)
+    problem, listed = problem_of(shape, device.gfx), family.enumerate_instances(shape, device, full_space())
     try:
         finder(problem)
     except PluginError:
-        built: dict[object, bool] = {}  # stages are listed in several pairs
-        return (
-            solution
-            for solution in listed
-            if _all_built(targets_of(family, family.parse(solution.kernel_name, shape.op), problem, finder), built)
-        )
-    return listed
-
-
-def _all_built(targets: Iterable[Target], built: dict[object, bool]) -> bool:
-    """Return whether all targets have been built; *built* caches the answers."""
-    for target in targets:
-        key = target.instance, target.problem
-        if key not in built:
-            built[key] = is_built(target)
-        if not built[key]:
-            return False
-    return True
+        known = functools.cache(lambda *part: is_built(Target(family, *part, finder)))  # stages are listed in several pairs
+        listed = (each for each in listed if all(known(*part) for part in split_stages(each[0], problem)))
+    return (solution_of(family, candidate) for candidate in listed)

@@ -113,11 +113,14 @@ def hip(problem: Problem) -> Toolchain:
         f"Composable Kernel headers not found; install composablekernel-dev or set {CK_INCLUDE}",
     )
     options = ("-x", "hip", "-shared", "-O3", "-std=c++20", *_HIDDEN, "-fno-gpu-rdc")
-    return Toolchain(str(compiler), f"clang {_version(compiler)}", _ck_version(include, rocm), (str(include),), options, _gfx)
-
-
-def _gfx(gfx: str) -> tuple[str, ...]:
-    return (f"--offload-arch={gfx}",)
+    return Toolchain(
+        str(compiler),
+        f"clang {_version(compiler)}",
+        _ck_version(include, rocm),
+        (str(include),),
+        options,
+        lambda gfx: (f"--offload-arch={gfx}",),
+    )
 
 
 def _ck_version(include: Path, rocm: Path) -> str:

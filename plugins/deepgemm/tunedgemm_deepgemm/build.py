@@ -17,7 +17,7 @@ import attrs
 from tunedgemm.plugin import Device, LaunchError, PluginError
 from tunedgemm.tools.files import artifact, private_folder
 
-from tunedgemm_deepgemm.library import Access, Installation, Toolkit, question_of, run_child, variables
+from tunedgemm_deepgemm.library import Access, Installation, Toolkit, run_child, variables
 from tunedgemm_deepgemm.names import Kernel
 from tunedgemm_deepgemm.product import Product
 
@@ -100,7 +100,8 @@ def compile_ahead(target: Target) -> list[str]:
         PluginError: the library refuses the product.
         LaunchError: it does not compile.
     """
-    question = question_of(target.installation, target.toolkit)
+    installation = {name: str(value) for name, value in attrs.asdict(target.installation).items()}
+    question = {"installation": installation, "home": str(target.toolkit.home)}
     question |= {"product": attrs.asdict(target.product), "kernel": target.kernel.name, "sms": target.device.cu_num}
     with tempfile.TemporaryDirectory(dir=private_folder("deepgemm")) as folder:
         preloaded = [str(_described_gpu(target, Path(folder))), *filter(None, [os.environ.get("LD_PRELOAD")])]

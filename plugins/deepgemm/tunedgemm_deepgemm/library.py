@@ -193,11 +193,6 @@ def run_child(question: Mapping[str, Any], variables: Mapping[str, str], seconds
         raise PluginError(f"deepgemm: a child process failed: {error}") from error
 
 
-def question_of(installation: Installation, toolkit: Toolkit) -> dict[str, Any]:
-    """Return the part of a child's question that names the library and the toolkit."""
-    return {"installation": {name: str(value) for name, value in attrs.asdict(installation).items()}, "home": str(toolkit.home)}
-
-
 def variables(toolkit: Toolkit) -> dict[str, str]:
     """Return the variables that a copy of the library reads at its first use.
 

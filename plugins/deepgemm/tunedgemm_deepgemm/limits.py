@@ -32,8 +32,6 @@ def unsupported(shape: Shape, device: Device) -> str:
     """Return why a shape exceeds the static limits of the library's kernels, or an empty text."""
     if device.gfx not in GFX:
         return f"architecture must be {', '.join(GFX)} (got {device.gfx})"
-    if shape.op not in OPS:
-        return f"op must be one of {', '.join(OPS)} (got {shape.op})"
     dtype, scale, outputs = OPS[shape.op]
     if shape.op == "fmoe":
         return _experts_fault(shape)

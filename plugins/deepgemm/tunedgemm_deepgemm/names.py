@@ -113,7 +113,8 @@ def _unfit_rows(kernel: Kernel, shape: Shape) -> str:
         return f"rows of a block of experts must be {', '.join(map(str, EXPERT_ROWS[:-1]))}, or left out (got {kernel.rows})"
     if kernel.masked and kernel.rows:
         return f"the masked layout has blocks of the library's choice (got {kernel.rows} rows)"
-    if kernel.masked and (needed := masked_bytes(shape)) > MASKED_BYTES:
+    # Operands and outputs of both products.
+    if kernel.masked and (needed := int(shape["expert"]) * expert_rows(shape, kernel) * (3 * shape.n + 5 * shape.k)) > MASKED_BYTES:
         return f"the masked layout must need at most {MASKED_BYTES >> 20} MiB (got {needed >> 20})"
     if kernel.spill and kernel.masked:
         return "the masked layout has rows for every routing, and none to spill"
@@ -143,10 +144,3 @@ def usual_rows(shape: Shape, kernel: Kernel) -> int:
     hit = min(int(shape["expert"]), pairs)
     blocks = math.ceil(max(1.02 * hit, pairs / size + 0.625 * hit))
     return min(blocks * size, expert_rows(shape, kernel))
-
-
-def masked_bytes(shape: Shape) -> int:
-    """Return the bytes of the operands and outputs of both products in the masked layout."""
-    pairs = shape.m * int(shape["topk"])
-    rows = int(shape["expert"]) * -(-pairs // LIBRARY_ROWS) * LIBRARY_ROWS
-    return rows * (3 * shape.n + 5 * shape.k)

@@ -16,7 +16,7 @@ import tunedgemm_hipblaslt
 from tunedgemm.plugin import PluginError, Shape
 from tunedgemm_hipblaslt import descriptors, launch
 from tunedgemm_hipblaslt.abi import CUBLASLT, HIPBLASLT, Abi
-from tunedgemm_hipblaslt.library import StatusError, bind_functions, load_library, revision, version
+from tunedgemm_hipblaslt.library import StatusError, bind_functions, library_build, load_library
 
 both = pytest.mark.parametrize("abi", [CUBLASLT, HIPBLASLT], ids=lambda abi: abi.libtype)
 SHAPE = Shape("a16w16", 5, 48, 64, epilogue="bias")
@@ -76,7 +76,7 @@ def test_version_and_revision(
     monkeypatch.setenv("FAKE_LT_VERSION", str(number))
     monkeypatch.setenv("FAKE_LT_REVISION", text)
     library = copy(abi)
-    assert (version(library, -1), revision(library, -1)) == (number, text)
+    assert library_build(library, -1) == (number, text)
     lt = tunedgemm_hipblaslt.backend_of(abi, load=lambda _: library, host=harness.EMULATED[abi.libtype])
     assert lt.library_version(harness.CPU) == expected
     assert lt.library_version(attrs.evolve(harness.EMULATED[abi.libtype], index=-1)) == "", "the device is absent"
@@ -87,7 +87,7 @@ def test_version_and_revision(
 def test_a_library_without_a_revision(copy: Callable[[Abi], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A build without a revision has the revision unknown, so that names parse."""
     monkeypatch.setenv("FAKE_LT_REVISION", " ")
-    assert revision(copy(HIPBLASLT), -1) == "unknown"
+    assert library_build(copy(HIPBLASLT), -1)[1] == "unknown"
 
 
 @both

@@ -7,14 +7,14 @@ import re
 
 import pytest
 from tunedgemm.plugin import PluginError
-from tunedgemm_hipblaslt.names import AlgorithmIndex, KernelConfig, LibraryName, SolutionName, clusters, parse_name, tiles
+from tunedgemm_hipblaslt.names import AlgorithmIndex, KernelConfig, SolutionName, clusters, parse_name, tiles
 
 NAMES = [
     (SolutionName(None), "heuristic"),
     (SolutionName(AlgorithmIndex(1234, 100200, "a1b2c3d4")), "sol1234_v100200_a1b2c3d4"),
     (SolutionName(AlgorithmIndex(0, 1, "2.0-dirty+local.1")), "sol0_v1_2.0-dirty+local.1"),
-    (SolutionName(LibraryName("Cijk_Alik_Bljk_BBS_BH_MT16x16x256")), "Cijk_Alik_Bljk_BBS_BH_MT16x16x256"),
-    (SolutionName(LibraryName("Custom_Cijk_Alik_Bljk_B")), "Custom_Cijk_Alik_Bljk_B"),
+    (SolutionName("Cijk_Alik_Bljk_BBS_BH_MT16x16x256"), "Cijk_Alik_Bljk_BBS_BH_MT16x16x256"),
+    (SolutionName("Custom_Cijk_Alik_Bljk_B"), "Custom_Cijk_Alik_Bljk_B"),
     (SolutionName(KernelConfig(66)), "id66_tile0_stages0_reduce0_swizzle0_option0_inner0_cluster0"),
     (
         SolutionName(KernelConfig(id=66, tile=20, stages=36, reduction=2, swizzle=1, option=3, inner=4, cluster=5, split_k=7)),

@@ -119,32 +119,26 @@ class ProblemDescriptors:
 
     def read_config(self, algo: bytes) -> KernelConfig:
         """Return the configuration of a ``MatmulAlgo_t``."""
-        return KernelConfig(**{name: self._read_attribute(algo, name, number) for name, number in self.library.abi.config.items()})
+        values = {}
+        for name, attribute in self.library.abi.config.items():
+            form = _CONFIG_FORMATS.get(name, "i")
+            value, written = ctypes.create_string_buffer(struct.calcsize(form)), ctypes.c_size_t()
+            self.library.call("MatmulAlgoConfigGetAttribute", algo, attribute, value, len(value), ctypes.byref(written))
+            [values[name]] = struct.unpack(form, value.raw)
+        return KernelConfig(**values)
 
     def capabilities(self, algorithm_id: int) -> Capabilities:
         """Return the attribute values that an algorithm accepts."""
         algo = _init_default_algo(self.library, self.handle, self._types(), algorithm_id)
         numbers = self.library.abi.capability
-        single = {name: self._read_capability(algo, numbers[name], 1)[0] for name in ("split_k", "reductions", "swizzle", "options")}
-        return Capabilities(
-            tiles=self._read_capability(algo, numbers["tiles"]) or (0,),
-            stages=self._read_capability(algo, numbers["stages"]) or (0,),
-            reductions=single["reductions"],
-            swizzles=single["swizzle"],
-            options=single["options"],
-            split_k=bool(single["split_k"]),
-        )
+        lists = [self._read_capability(algo, numbers[name]) or (0,) for name in ("tiles", "stages")]
+        single = [self._read_capability(algo, numbers[name], 1)[0] for name in ("reductions", "swizzle", "options", "split_k")]
+        return Capabilities(*lists, *single[:3], split_k=bool(single[3]))
 
     def _types(self) -> tuple[int, ...]:
         abi, problem = self.library.abi, self.problem
         a, b, d = (abi.dtypes[matrix.dtype] for matrix in (problem.a, problem.b, problem.d))
         return abi.compute[problem.compute], abi.dtypes[scale_type(problem)], a, b, d, d
-
-    def _read_attribute(self, algo: bytes, name: str, attribute: int) -> int:
-        form = _CONFIG_FORMATS.get(name, "i")
-        value, written = ctypes.create_string_buffer(struct.calcsize(form)), ctypes.c_size_t()
-        self.library.call("MatmulAlgoConfigGetAttribute", algo, attribute, value, len(value), ctypes.byref(written))
-        return int(struct.unpack(form, value.raw)[0])
 
     def _read_capability(self, algo: bytes, attribute: int, count: int | None = None) -> tuple[int, ...]:
         """Return 32-bit numbers: *count* of them, or all where it is None."""

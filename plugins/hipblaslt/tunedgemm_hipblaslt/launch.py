@@ -14,7 +14,7 @@ from tunedgemm.tools.launching import on_device, scale_order, torch_dtype, works
 from tunedgemm_hipblaslt.descriptors import HeuristicResult, ProblemDescriptors, locked_descriptors
 from tunedgemm_hipblaslt.library import Library, device_context, library_build, library_handle
 from tunedgemm_hipblaslt.limits import BLOCK, Problem, is_quantised, make_problem
-from tunedgemm_hipblaslt.names import AlgorithmIndex, KernelConfig, LibraryName, SolutionName, name_of
+from tunedgemm_hipblaslt.names import AlgorithmIndex, KernelConfig, SolutionName, name_of
 from tunedgemm_hipblaslt.native import Launch, launch_of
 
 #: Results to ask for when looking up an index: first the library's best, then all.
@@ -60,8 +60,8 @@ def find_algorithm(descriptors: ProblemDescriptors, name: SolutionName, index: i
         if isinstance(result, str):
             return Unsupported(result)
         return result if result.workspace <= limit else Unsupported(f"workspace: the limit is {limit} bytes (got {result.workspace})")
-    if isinstance(algorithm, LibraryName):
-        return _find_name(library, algorithm.text, descriptors.problem, index, hint)
+    if isinstance(algorithm, str):
+        return _find_name(library, algorithm, descriptors.problem, index, hint)
     return _find_index(library, algorithm, descriptors.problem, index)
 
 

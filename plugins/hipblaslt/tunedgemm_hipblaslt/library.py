@@ -186,33 +186,18 @@ def library_handle(library: Library, index: int) -> OpaqueObject:
 
 
 @functools.cache
-def version(library: Library, index: int) -> int:
-    """Return the library's own version, such as 130100 or 100200."""
-    if library.abi.config:
-        function = library.functions["GetVersion"]
-        function.argtypes, function.restype = (), ctypes.c_size_t
-        return int(function())
-    number = ctypes.c_int()
-    library.functions["GetVersion"].argtypes = (_POINTER, _INTS)
-    library.call("GetVersion", library_handle(library, index).address, ctypes.byref(number))
-    return number.value
-
-
-@functools.cache
-def revision(library: Library, index: int) -> str:
-    """Return the source revision of a hipBLASLt; "" for cuBLASLt.
-
-    Algorithm indices belong to a revision.
-    """
-    if library.abi.config:
-        return ""
-    text = ctypes.create_string_buffer(256)
-    library.functions["GetGitRevision"].argtypes = (_POINTER, ctypes.c_char_p)
-    library.call("GetGitRevision", library_handle(library, index).address, text)
-    return text.value.decode(errors="replace").strip() or "unknown"
-
-
 def library_build(library: Library, index: int) -> tuple[int, str]:
-    """Return version and revision of the library on a device: the scope of hipBLASLt's indices."""
+    """Return the version and the revision of the library on a device: the scope of hipBLASLt's indices.
+
+    The version is such as 130100 or 100200. cuBLASLt has no revision.
+    """
+    functions, number, text = library.functions, ctypes.c_int(), ctypes.create_string_buffer(256)
+    if library.abi.config:
+        functions["GetVersion"].argtypes, functions["GetVersion"].restype = (), ctypes.c_size_t
+        return int(functions["GetVersion"]()), ""
+    functions["GetVersion"].argtypes, functions["GetGitRevision"].argtypes = (_POINTER, _INTS), (_POINTER, ctypes.c_char_p)
     with device_context(index):
-        return version(library, index), revision(library, index)
+        handle = library_handle(library, index).address
+        library.call("GetVersion", handle, ctypes.byref(number))
+        library.call("GetGitRevision", handle, text)
+    return number.value, text.value.decode(errors="replace").strip() or "unknown"

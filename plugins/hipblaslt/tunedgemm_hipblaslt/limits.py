@@ -103,12 +103,13 @@ def make_problem(shape: Shape, *, bias_after: bool = False, fast_accum: bool = F
     batch = int(shape["B"]) if batched else 1
     a_scale, b_scale = _scale_kinds(shape, batch)
     unscaled = is_quantised(shape.dtype) and shape.scale != "none" and not a_scale
+    order = "col" if shape.layout == "row" else f"shuffled{dtype_bits(shape.dtype)}"
     rows = -(-shape.m // _ROWS) * _ROWS if b_scale == "block" else shape.m
     in_epilogue = shape.bias and not (bias_after or unscaled or batched)
     return Problem(
-        a=Matrix(shape.dtype, shape.k, shape.n, shape.k, shape.n * shape.k, _order(shape)),
+        a=Matrix(shape.dtype, shape.k, shape.n, shape.k, shape.n * shape.k, order),
         b=Matrix(shape.dtype, shape.k, rows, shape.k, rows * shape.k),
-        d=Matrix(_product_dtype(shape, unscaled), shape.n, rows, shape.n, rows * shape.n),
+        d=Matrix("int32" if shape.dtype == "int8" else "fp32" if unscaled else shape.outdtype, shape.n, rows, shape.n, rows * shape.n),
         batch=batch,
         compute="32i" if shape.dtype == "int8" else "32f",
         a_scale=a_scale,
@@ -149,10 +150,6 @@ def unsupported(shape: Shape, device: Device, abi: Abi) -> str | None:
     return reason or _unsupported_scales(shape, device, amd) or _unsupported_output(shape)
 
 
-def _order(shape: Shape) -> str:
-    return "col" if shape.layout == "row" else f"shuffled{dtype_bits(shape.dtype)}"
-
-
 def _scale_kinds(shape: Shape, batch: int) -> tuple[str, str]:
     """Return the scales of A and B; "" where the library does not multiply by them.
 
@@ -161,13 +158,6 @@ def _scale_kinds(shape: Shape, batch: int) -> tuple[str, str]:
     if shape.dtype == "int8" or shape.scale == "none" or (batch > 1 and shape.scale == "row"):
         return "", ""
     return ("square", "block") if shape.scale == "block" else (shape.scale, shape.scale)
-
-
-def _product_dtype(shape: Shape, unscaled: bool) -> str:
-    """Return the dtype of D: int32 for int8, float32 where scales come after, else the output's."""
-    if shape.dtype == "int8":
-        return "int32"
-    return "fp32" if unscaled else shape.outdtype
 
 
 def _unsupported_layout(shape: Shape, device: Device, amd: bool) -> str | None:

@@ -81,26 +81,17 @@ class AlgorithmIndex:
 
 
 @attrs.frozen
-class LibraryName:
-    """hipBLASLt's own name of a kernel or solution; it holds in every build that has it."""
-
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
-
-
-@attrs.frozen
 class SolutionName:
     """Parsed name of a solution.
 
     Attributes:
-        algorithm: the algorithm; None for the library's first answer.
+        algorithm: the algorithm, as a text by hipBLASLt's own name of a kernel or solution, which
+            holds in every build that has it; None for the library's first answer.
         fast_accum: whether fp8 products are summed in a shorter accumulator.
         bias_after: whether the bias is added after the product.
     """
 
-    algorithm: KernelConfig | AlgorithmIndex | LibraryName | None
+    algorithm: KernelConfig | AlgorithmIndex | str | None
     fast_accum: bool = False
     bias_after: bool = False
 
@@ -130,7 +121,7 @@ def parse_name(text: str, split_k: int) -> SolutionName:
     if indexed := _INDEXED.fullmatch(rest):
         return SolutionName(AlgorithmIndex(int(indexed[1]), int(indexed[2]), indexed[3]), **flags)
     if is_library_name(rest):
-        return SolutionName(LibraryName(rest), **flags)
+        return SolutionName(rest, **flags)
     if (numbers := _CONFIG.parse(rest)) is None:
         raise PluginError(f"kernelName: not a name of an Lt library (got {text!r}); use {FIRST}, sol…_v…_…, Cijk_… or id…_tile…_…")
     return SolutionName(KernelConfig(**numbers, split_k=split_k or 1), **flags)
@@ -145,7 +136,7 @@ def name_of(abi: Abi, solution: Solution) -> SolutionName:
     if not solution.kernel_name:
         raise PluginError(f"kernelName: empty, and algorithm {solution.solidx} is of an unknown {abi.libtype}; tune the shape again")
     name = parse_name(solution.kernel_name, solution.split_k)
-    if abi.config and isinstance(name.algorithm, AlgorithmIndex | LibraryName):
+    if abi.config and isinstance(name.algorithm, AlgorithmIndex | str):
         raise PluginError(f"kernelName: {abi.libtype} takes id…_tile…_… (got {name}, an algorithm of hipBLASLt)")
     if not abi.config and isinstance(name.algorithm, KernelConfig):
         raise PluginError(f"kernelName: {abi.libtype} takes sol…_v…_… or Cijk_… (got {name}, a configuration of cuBLASLt)")

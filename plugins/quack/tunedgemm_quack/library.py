@@ -134,7 +134,12 @@ def functions_of(module: ModuleType, version: str) -> Library:
     except AttributeError as error:
         missing = [str(error)]
     else:
-        missing = [name for function, names in ((gemm, _OF_GEMM), (run, _OF_RUN)) for name in names if not _takes(function, name)]
+        missing = [
+            name
+            for function, names in ((gemm, _OF_GEMM), (run, _OF_RUN))
+            for name in names
+            if name not in inspect.signature(function).parameters
+        ]
     if missing:
         raise PluginError(f"{version}: not a version that this plugin knows: lacks {', '.join(missing)}; {_HINT}")
     return Library(gemm, run, compiled)
@@ -153,10 +158,6 @@ def kernel_folder() -> str:
 def compiling_for_hopper() -> AbstractContextManager[None]:
     """Name the target in the environment for a compilation without a GPU; the user's values stay."""
     return environment_with({name: os.environ.get(name, value) for name, value in _TARGET.items()})
-
-
-def _takes(function: Callable[..., Any], name: str) -> bool:
-    return name in inspect.signature(function).parameters
 
 
 def _binaries() -> Iterator[Path]:

@@ -190,7 +190,7 @@ class RayDeviceTuner:
                     done = done or isinstance(event, Outcome)
                     emit(event)
         except RayTaskError as error:
-            raise _cause(error) from None
+            raise (error.cause if isinstance(error.cause, Exception) else error) from None
         except RayError as error:
             _kill(self.actor)  # it may only be out of reach, and would go on
             if not done:
@@ -343,11 +343,6 @@ def _software(options: Options) -> dict[str, str]:
     backends = Registry().select(options.libtype)
     versions = {f"{backend.libtype} of {backend.distribution}": backend.version for backend in backends}
     return {"tunedgemm": __version__, "torch": importlib.metadata.version("torch"), **versions}
-
-
-def _cause(error: Any) -> Exception:
-    """Return the exception in the actor behind a RayTaskError."""
-    return error.cause if isinstance(error.cause, Exception) else error
 
 
 def _one_line(error: Exception) -> str:

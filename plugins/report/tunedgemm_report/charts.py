@@ -8,7 +8,7 @@ themes and print share one drawing.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunedgemm.analysis.results import BASELINE
@@ -104,6 +104,12 @@ def _colour(scale: Spec, legend: bool = True) -> Spec:
     }
     shown = {"domain": scale["domain"], "range": scale["range"]}
     return {"field": "libtype", "type": "nominal", "scale": shown, "legend": look if legend else None}
+
+
+def _words(field: str, symbol: str, colours: Mapping[str, str]) -> Spec:
+    """Return the colours of a field of few words, with a legend."""
+    legend = {"orient": "top", "title": None, "symbolType": symbol}
+    return {"field": field, "type": "nominal", "scale": {"domain": [*colours], "range": [*colours.values()]}, "legend": legend}
 
 
 def _tips(*fields: str) -> list[Spec]:
@@ -282,13 +288,7 @@ def _candidates(scale: Spec) -> Spec:
 
 
 def _cost() -> Spec:
-    domain = ["ok", "screened", "refused or failed"]
-    colour = {
-        "field": "status",
-        "type": "nominal",
-        "scale": {"domain": domain, "range": ["var(--c0)", "var(--c5)", "var(--c1)"]},
-        "legend": {"orient": "top", "title": None, "symbolType": "square"},
-    }
+    colour = _words("status", "square", {"ok": "var(--c0)", "screened": "var(--c5)", "refused or failed": "var(--c1)"})
     order = {"field": "rank"}
     tips = _tips("libtype", "status", "count")
     y = _names("libtype", sort={"field": "order"})
@@ -296,13 +296,7 @@ def _cost() -> Spec:
 
 
 def _compare() -> Spec:
-    domain = ["faster", "equal", "slower"]
-    colour = {
-        "field": "verdict",
-        "type": "nominal",
-        "scale": {"domain": domain, "range": ["var(--c2)", "var(--grey)", "var(--c1)"]},
-        "legend": {"orient": "top", "title": None, "symbolType": "circle"},
-    }
+    colour = _words("verdict", "circle", {"faster": "var(--c2)", "equal": _GREY, "slower": "var(--c1)"})
     transforms = [
         {"filter": "isValid(datum.ratio)"},
         {"calculate": f"datum.first_winner + ', ' + {_us('first_us')}", "as": "first_text"},

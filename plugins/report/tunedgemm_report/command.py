@@ -39,7 +39,10 @@ def _run(arguments: argparse.Namespace) -> int:
     device = device_of_text(arguments.device) if arguments.device else None
     first, second = read_sides(arguments.files, arguments.against, op=arguments.op, device=device, replays=arguments.replays)
     made = document(second, against=first, coverage=covered(second, arguments.op, arguments.replays))
-    _write(arguments.output, page(made).encode())
+    try:
+        replace_file(arguments.output, page(made).encode())
+    except OSError as error:
+        raise UserError(f"{arguments.output}: cannot be written: {error.strerror or error}; name another file with -o") from error
     faults = [each for findings in (first, second) if findings is not None for each in findings.faults]
     for each in faults:
         print(f"left out: {each.path}: {number_of(each.count, 'line')}; the page names the first: {each.named[0]}")
@@ -65,13 +68,6 @@ def _check_output(path: Path) -> None:
         raise UserError(f"{path}: {error.strerror or error}; name another file with -o") from error
     if begins and begins != _BEGINNING:
         raise UserError(f"{path}: exists and is not a report; name another file with -o")
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        replace_file(path, content)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}; name another file with -o") from error
 
 
 command = Command("report", "write the results of tuning as one HTML page: gains, roofline, candidates, cost", _add_arguments, _run)

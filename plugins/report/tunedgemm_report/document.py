@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 from tunedgemm import __version__
-from tunedgemm.analysis.results import SLOWER, STATUSES, TIMED, UNKNOWN, Entry, Faults, Findings, gain_of, printable_line, rank, sizes
+from tunedgemm.analysis.results import SLOWER, STATUSES, TIMED, UNKNOWN, Entry, Findings, gain_of, printable_line, rank, sizes
 from tunedgemm.plugin import Device
 
 from tunedgemm_report.difference import VERDICTS, difference
@@ -39,15 +39,16 @@ def document(
     read = [findings] if against is None else [against, findings]
     texts = _Texts.of([entry for each in read for entry in each.entries.values()])
     shapes = [_shape(number, entry, texts, len(devices) > 1) for number, entry in enumerate(entries)]
+    won = {shape["libtype"] for shape in shapes if shape["libtype"]}
     return {
         "schema": "tunedgemm.report",
         "version": VERSION,
         "title": printable_line(title) or _title(findings, against),
-        "made": {"by": __version__, "at": _now()},
+        "made": {"by": __version__, "at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")},
         "files": [{"path": printable_line(str(path)), "kind": kind} for each in read for path, kind in each.files],
         "devices": [device_text(device) for device in devices],
         "shared": {op: " ".join(sorted(fields)) for op, fields in texts.shared.items() if fields},
-        "libtypes": sorted({shape["libtype"] for shape in shapes if shape["libtype"]} | _tried(entries), key=rank),
+        "libtypes": sorted(won | {trial.libtype for entry in entries for trial in entry.trials.values()}, key=rank),
         "versions": sorted(map(printable_line, findings.versions)),
         "runs": [{"op": run.op, "version": run.version, "started": run.started, "identity": dict(run.identity)} for run in findings.runs],
         "summary": _summary(entries),
@@ -58,13 +59,11 @@ def document(
         "candidates": {"names": list(names.texts), "of": strips, "room": room},
         "compare": None if against is None else _compared(against, findings, texts),
         "coverage": coverage,
-        "faults": [_faults(faults) for each in read for faults in each.faults],
+        "faults": [
+            {"path": printable_line(str(fault.path)), "count": fault.count, "named": fault.named} for each in read for fault in each.faults
+        ],
         "notes": list(dict.fromkeys(printable_line(note) for each in read for note in each.notes)),
     }
-
-
-def _faults(faults: Faults) -> dict[str, Any]:
-    return {"path": printable_line(str(faults.path)), "count": faults.count, "named": faults.named}
 
 
 def _title(findings: Findings, against: Findings | None) -> str:
@@ -82,10 +81,6 @@ def _named(findings: Findings, *, whole: bool = False) -> str:
     tables = [path for path, kind in findings.files if kind == "table"]
     names = [str(path) if whole else path.name for path in tables or [path for path, _ in findings.files]]
     return printable_line(", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""))
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def device_text(device: Device) -> str:
@@ -160,10 +155,6 @@ def _shape(number: int, entry: Entry, texts: _Texts, several: bool) -> dict[str,
 def _rounded(number: float) -> float | None:
     """Return a number to five significant digits, None for 0, which stands for an unknown one."""
     return float(f"{number:.5g}") if number else None
-
-
-def _tried(entries: Sequence[Entry]) -> set[str]:
-    return {trial.libtype for entry in entries for trial in entry.trials.values()}
 
 
 def _summary(entries: list[Entry]) -> dict[str, Any]:

@@ -29,7 +29,6 @@ REFUSED = [
     (H200, attrs.evolve(PLAIN, epilogue="bias", bias_dtype="fp64"), "bias must be bf16, fp16, fp32 (got fp64)"),
     (H200, attrs.evolve(PLAIN, scale="tensor"), "a16w16: scales must be none (got tensor)"),
     (MI300, attrs.evolve(PLAIN, layout="ck-n64"), "weight layout must be row or an AITER order (got 'ck-n64')"),
-    (H200, attrs.evolve(PLAIN, op="fmoe"), "op must be one of a16w16, a8w8, "),
     (H200, FP4, "a16w4_blockscale: x must be bf16 (got fp16)"),
     (H200, attrs.evolve(FP8, dtype="fp8_e4m3fnuz"), "fp8 on sm_90 must be fp8_e4m3fn (got fp8_e4m3fnuz)"),
     (MI300, FP8, "fp8 on gfx942 must be fp8_e4m3fnuz (got fp8_e4m3fn)"),

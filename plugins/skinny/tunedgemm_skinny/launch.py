@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.plugin import Device, Launcher, LaunchError, OutOfResources, PluginError, Shape, Solution
+from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution
 from tunedgemm.tools.launching import (
     Driver,
     DriverInterface,
@@ -30,7 +29,7 @@ from tunedgemm_skinny.resources import grid_of, partial_bytes, per_split, shared
 from tunedgemm_skinny.space import enumerate_kernels
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 #: Kernel names of AITER's rows. They only ask for a kernel for few rows, so the first solution
 #: serves.
@@ -102,20 +101,15 @@ def bind(
     try:
         loaded = load_kernel(driver, compiled, ENTRY, device.index)
         loaded.allow(plan.threads, plan.shared)
-    except OutOfResources as error:
-        raise OutOfResources(f"skinny {kernel.name} on {device.gfx}: {error}") from error
-    except LaunchError as error:
-        raise LaunchError(f"skinny {kernel.name} on {device.gfx}: {error}") from error
+    except LaunchError as error:  # or OutOfResources
+        raise type(error)(f"skinny {kernel.name} on {device.gfx}: {error}") from error
     nbytes, launch, on_failure = (
         partial_bytes(kernel, splits, shape),
         launch_of(loaded.function, plan),
         _on_failure(loaded.function, kernel.name),
     )
-    count = plan.grid[0] * plan.grid[2]
-    make = functools.partial(_split, count=count, nbytes=nbytes) if nbytes else _plain
-    if shape.scale != "none":
-        make = functools.partial(_scaled, count=count, nbytes=nbytes)
-    return Launcher(on_device(make(launch, on_failure, shape, device.index, device.torch_device), device.index), workspace_bytes=nbytes)
+    call = _call(launch, on_failure, shape, device, plan.grid[0] * plan.grid[2], nbytes)
+    return Launcher(on_device(call, device.index), workspace_bytes=nbytes)
 
 
 def _plan(kernel: KernelConfig, splits: int, shape: Shape, gfx: str) -> LaunchPlan:
@@ -143,17 +137,15 @@ def _on_failure(function: KernelFunction, name: str) -> OnFailure:
     return on_failure
 
 
-def _stream(index: int) -> Callable[[int], int]:
+def _call(launch: Launch, on_failure: OnFailure, shape: Shape, device: Device, count: int, nbytes: int) -> Callable[..., Any]:
+    """Make a call of scaled operands, of splits that meet in global memory through partials and
+    counters, or of neither, which allocates its output only.
+    """
     import torch
 
-    return torch._C._cuda_getCurrentRawStream if index >= 0 else lambda _: 0
-
-
-def _plain(launch: Launch, on_failure: OnFailure, shape: Shape, index: int, where: torch.device) -> Callable[..., Any]:
-    """Make a launcher that allocates its output only."""
-    import torch
-
-    empty, stream, dtype, n, plain = torch.empty, _stream(index), torch_dtype(shape.outdtype), shape.n, (shape.m, shape.n)
+    empty, dtype, n, plain = torch.empty, torch_dtype(shape.outdtype), shape.n, (shape.m, shape.n)
+    index, where = device.index, device.torch_device
+    stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream if index >= 0 else lambda _: 0
 
     def call(x: Any, weight: Any, bias: Any = None) -> Any:
         out = empty(plain if x.dim() == 2 else (*x.shape[:-1], n), dtype=dtype, device=where)
@@ -162,18 +154,7 @@ def _plain(launch: Launch, on_failure: OnFailure, shape: Shape, index: int, wher
             on_failure(status)
         return out
 
-    return call
-
-
-def _split(
-    launch: Launch, on_failure: OnFailure, shape: Shape, index: int, where: torch.device, *, count: int, nbytes: int
-) -> Callable[..., Any]:
-    """Make a launcher whose splits meet in global memory, through partials and counters."""
-    import torch
-
-    empty, stream, dtype, n, plain = torch.empty, _stream(index), torch_dtype(shape.outdtype), shape.n, (shape.m, shape.n)
-
-    def call(x: Any, weight: Any, bias: Any = None) -> Any:
+    def split(x: Any, weight: Any, bias: Any = None) -> Any:
         out = empty(plain if x.dim() == 2 else (*x.shape[:-1], n), dtype=dtype, device=where)
         # Both names must live until the launch: a graph's allocator could give one the other's
         # memory.
@@ -184,22 +165,11 @@ def _split(
             on_failure(status)
         return out
 
-    return call
-
-
-def _scaled(
-    launch: Launch, on_failure: OnFailure, shape: Shape, index: int, where: torch.device, *, count: int, nbytes: int
-) -> Callable[..., Any]:
-    """Make a launcher of scaled operands, with or without partials."""
-    import torch
-
-    empty, stream, dtype, n, plain = torch.empty, _stream(index), torch_dtype(shape.outdtype), shape.n, (shape.m, shape.n)
-
-    def call(x: Any, weight: Any, x_scale: Any, w_scale: Any, bias: Any = None) -> Any:
+    def scaled(x: Any, weight: Any, x_scale: Any, w_scale: Any, bias: Any = None) -> Any:
         out = empty(plain if x.dim() == 2 else (*x.shape[:-1], n), dtype=dtype, device=where)
         added = 0 if bias is None else bias.data_ptr()
         operands, scales = (x.data_ptr(), weight.data_ptr(), added, out.data_ptr()), (x_scale.data_ptr(), w_scale.data_ptr())
-        # As in `_split`, these names must live until the launch.
+        # As in `split`, these names must live until the launch.
         scratch, zeros = (workspace(nbytes, where), semaphores(count, where)) if nbytes else (None, None)
         sums = (0, 0) if scratch is None or zeros is None else (scratch.data_ptr(), zeros.data_ptr())
         while status := launch(stream(index), *operands, *sums, *scales):
@@ -207,6 +177,8 @@ def _scaled(
         return out
 
     def wide(x: Any, weight: Any, w_scale: Any, bias: Any = None) -> Any:
-        return call(x, weight, w_scale, w_scale, bias)  # x has no scales; the kernel reads none
+        return scaled(x, weight, w_scale, w_scale, bias)  # x has no scales; the kernel reads none
 
-    return wide if x_pieces(shape) > 1 else call
+    if shape.scale == "none":
+        return split if nbytes else call
+    return wide if x_pieces(shape) > 1 else scaled

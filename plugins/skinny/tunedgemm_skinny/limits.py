@@ -139,8 +139,6 @@ def rows_fault(shape: Shape) -> str | None:
 
 
 def _operand_fault(shape: Shape, device: Device) -> str | None:
-    if shape.op not in OPS:
-        return f"op must be one of {', '.join(OPS)} (got {shape.op})"
     dtypes, scales = OPS[shape.op]
     if shape.dtype not in dtypes:
         operands = "x" if shape.op == "a16w4_blockscale" else "operands"

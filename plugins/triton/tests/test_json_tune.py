@@ -353,7 +353,7 @@ def test_tables_become_files_and_back(tmp_path: Path) -> None:
     log = table.with_name(table.stem + ".trials.jsonl")
     exported = export.files_of(rows, DIALECT, buckets.NEW, {})
     assert exported.left == ()
-    assert {name.text: files.text_of(content) for name, content in exported.files.items()} == {
+    assert {name.text: json.dumps(content, indent=4) + "\n" for name, content in exported.files.items()} == {
         path.name: path.read_text() for path in result.files[:-1]
     }
     times = next(iter(export.timed(log, request.family).values()))

@@ -71,8 +71,8 @@ SOURCES = {
     "tma": (REVISIONS["tma"], "544c6b90b818f3d5", ("arrival.py", "tile.py", "persistent.py")),
     "tma_halves": (REVISIONS["tma_halves"], "d92146e5dff76959", ("arrival.py", "tile.py", "persistent.py", "halves.py")),
     "streamk": (REVISIONS["streamk"], "3813768fbe7f6958", ("arrival.py", "tile.py", "gemm.py", "streamk.py")),
-    "mx": (mx.REVISION, "9edf0b62be453f64", ("mx.py", *_SHARED)),
-    "moe": (moe.REVISION, "603759527a5ac66f", ("mx.py", "moe.py", "moe_quantise.py", "moe_sort.py", *_SHARED)),
+    "mx": (REVISIONS["mx"], "9edf0b62be453f64", ("mx.py", *_SHARED)),
+    "moe": (REVISIONS["moe"], "603759527a5ac66f", ("mx.py", "moe.py", "moe_quantise.py", "moe_sort.py", *_SHARED)),
 }
 
 

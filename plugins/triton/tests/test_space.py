@@ -8,9 +8,11 @@ from tunedgemm.plugin import Device, Shape, Solution
 from tunedgemm.tools.launching import ARCHITECTURES
 from tunedgemm.tools.tables import ops
 from tunedgemm_triton import tiles
-from tunedgemm_triton.families import FAMILIES, family_of, unsupported
+from tunedgemm_triton.families import DENSE, FAMILIES, family_of, unsupported
 from tunedgemm_triton.names import Tma, parse_name
-from tunedgemm_triton.space import MOST, enumerate_solutions, refine
+from tunedgemm_triton.space import MOST
+
+enumerate_solutions, refine = DENSE.enumerate_solutions, DENSE.refine
 
 H200 = Device("sm_90", 132)
 DEVICES = [Device(gfx, 120) for gfx in ARCHITECTURES]

@@ -24,11 +24,6 @@ from tunedgemm_triton.jsonfiles.entries import Entry
 Values = Mapping[str, Any]
 
 
-def _always_fits(values: Values, shape: Shape, device: Device) -> str:
-    del values, shape, device
-    return ""
-
-
 @attrs.frozen(eq=False)
 class TunedKernel:
     """Hooks of one kernel; register its `backend` in the group ``tunedgemm.backends``.
@@ -51,7 +46,7 @@ class TunedKernel:
     space: Mapping[str, tuple[Any, ...]]
     launch: Callable[..., Any]
     takes: Callable[[Shape, Device], Unsupported | None]
-    fits: Callable[[Values, Shape, Device], str] = _always_fits
+    fits: Callable[[Values, Shape, Device], str] = lambda *_: ""
     revision: int = 1
     graph_safe: bool = True
     deterministic: bool = True

@@ -168,13 +168,9 @@ def _tune(arguments: argparse.Namespace) -> int:
         say(f"not written: {name.text}: some M are not timed; run the same command to resume")
     for path in result.files:
         say(f"written: {path}")
-    _note_unread(folder)
-    return 1 if result.missing or result.report.failed or result.report.lost else 0
-
-
-def _note_unread(folder: Path) -> None:
     if os.path.realpath(folder) not in map(os.path.realpath, files.folders()):
         print(f"calls do not read {folder}: name it in {files.VARIABLE}, or move the files to {files.user_folder()}")
+    return 1 if result.missing or result.report.failed or result.report.lost else 0
 
 
 def _files(paths: Iterable[Path]) -> list[Path]:
@@ -205,10 +201,6 @@ def _check(arguments: argparse.Namespace) -> int:
         print(finding)
     print(f"{len(paths)} files, {len(faults)} faults, {len(findings) - len(faults)} notes")
     return 1 if faults else 0
-
-
-def _export(arguments: argparse.Namespace) -> int:
-    return _to_table(arguments) if arguments.output else _to_files(arguments)
 
 
 def _to_files(arguments: argparse.Namespace) -> int:
@@ -283,13 +275,17 @@ def _to_table(arguments: argparse.Namespace) -> int:
 _ACTIONS = {
     "tune": ("time configurations for several M of each (N, K) and write the best of each bucket of M to JSON files", _add_tune, _tune),
     "check": ("find wrong, unread and ineffective parts of JSON files", _add_check, _check),
-    "export": ("convert tuned tables to JSON files, or JSON files to rows of a table", _add_export, _export),
+    "export": (
+        "convert tuned tables to JSON files, or JSON files to rows of a table",
+        _add_export,
+        lambda arguments: _to_table(arguments) if arguments.output else _to_files(arguments),
+    ),
 }
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    code: int = arguments.work(arguments)
-    return code
-
-
-command = Command("triton", "tune Triton kernels into JSON files by buckets of M; check and convert such files", _add_arguments, _run)
+command = Command(
+    "triton",
+    "tune Triton kernels into JSON files by buckets of M; check and convert such files",
+    _add_arguments,
+    lambda arguments: arguments.work(arguments),
+)

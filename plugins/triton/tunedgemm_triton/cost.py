@@ -30,14 +30,17 @@ _REGISTERS, _OTHERS = 1 << 16, 80
 _TOGETHER = 8.0
 
 
-def sort_splits(splits: Iterable[int], tiles: int, device: Device) -> list[int]:
-    """Sort split factors so that the first leave the fewest multiprocessors idle at the end."""
+def useful_splits(splits: Iterable[int], tiles: int, steps: int, least: int, device: Device) -> list[int]:
+    """Return the split factors worth timing, first those that leave the fewest multiprocessors idle.
+
+    Each part has at least *least* of the *steps* along K, and the parts make two waves at most.
+    """
 
     def cost(split: int) -> float:
         waves = tiles * split / device.cu_num
         return math.ceil(waves) / waves + 0.1 * math.ceil(waves) + 0.01 * split
 
-    return sorted(splits, key=cost)
+    return sorted((split for split in splits if split == 1 or (steps >= least * split and tiles * split <= 2 * device.cu_num)), key=cost)
 
 
 def wave_occupancy(kernel: KernelConfig, shape: Shape, device: Device) -> float:

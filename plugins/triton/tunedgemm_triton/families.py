@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import Device, Platform, Shape, Solution
+from tunedgemm.plugin import Device, Platform, PluginError, Shape, Solution
 from tunedgemm.tools.launching import ARCHITECTURES
 
 from tunedgemm_triton import installed, limits, names, plan, resources, space
@@ -28,32 +29,56 @@ class OpFamily:
     A kernel is its parameters (`names.KernelConfig`), *split_k* parts of K, 1 for none.
 
     Attributes:
-        unsupported: (shape, device) -> why no kernel takes the shape, or None.
+        unsupported_operands: (shape, device) -> why no kernel takes the operands, or None.
         parse_name: kernel name -> kernel, or PluginError.
         unfit: (kernel, split_k, shape, device) -> why it cannot serve, or None.
         fits: the same -> whether it also fits the estimates of memory and registers.
-        enumerate_solutions, refine: as the hooks.
+        candidates: (shape, device) -> (kernel, split_k) worth timing, best guesses first.
+        neighbours: (kernel, split_k, shape) -> those one step away.
+        most: most solutions of one shape.
         plan_of: (kernel, split_k, shape, device) -> the launches of one call.
     """
 
-    unsupported: Callable[[Shape, Device], str | None]
+    unsupported_operands: Callable[[Shape, Device], str | None]
     parse_name: Callable[[str], Any]
     unfit: Callable[[Any, int, Shape, Device], str | None]
     fits: Callable[[Any, int, Shape, Device], bool]
-    enumerate_solutions: Callable[[Shape, Device], Iterable[Solution]]
-    refine: Callable[[Solution, Shape, Device], Iterable[Solution]]
+    candidates: Callable[[Shape, Device], Iterable[tuple[Any, int]]]
+    neighbours: Callable[[Any, int, Shape], Iterable[tuple[Any, int]]]
+    most: int
     plan_of: Callable[[Any, int, Shape, Device], LaunchPlan]
+
+    def unsupported(self, shape: Shape, device: Device) -> str | None:
+        """Return why none of its kernels takes the shape, or None."""
+        return limits.unsupported(self.unsupported_operands, shape, device) or installed.fault() or None
+
+    def enumerate_solutions(self, shape: Shape, device: Device) -> Iterator[Solution]:
+        """Yield the solutions of a shape that fit, each once, at most `most`, best guesses first."""
+        if not self.unsupported(shape, device):
+            fitting = (each for each in dict.fromkeys(self.candidates(shape, device)) if self.fits(*each, shape, device))
+            yield from itertools.starmap(names.solution_of, itertools.islice(fitting, self.most))
+
+    def refine(self, solution: Solution, shape: Shape, device: Device) -> Iterator[Solution]:
+        """Yield the neighbours of a solution that fit: one parameter, or splitK, moved one step."""
+        try:
+            kernel = self.parse_name(solution.kernel_name)
+        except PluginError:
+            return
+        for near in self.neighbours(kernel, max(solution.split_k, 1), shape):
+            if self.fits(*near, shape, device):
+                yield names.solution_of(*near)
 
 
 def _family(limits_: Any, names_: Any, resources_: Any, space_: Any, plan_: Any) -> OpFamily:
     """Return the family of five modules of the same skeleton."""
     return OpFamily(
-        limits_.unsupported,
+        limits_.unsupported_operands,
         names_.parse_name,
         resources_.unfit,
         resources_.fits,
-        space_.enumerate_solutions,
-        space_.refine,
+        space_.candidates,
+        space_.neighbours,
+        space_.MOST,
         plan_.plan_of,
     )
 
@@ -90,10 +115,10 @@ PLATFORMS = (
 
 
 def family_of(op: str) -> OpFamily:
-    """Return the family of an op; `DENSE`, which supports no such op, for an unknown one."""
-    return FAMILIES.get(op, DENSE)
+    """Return the family of an op."""
+    return FAMILIES[op]
 
 
 def unsupported(shape: Shape, device: Device) -> str | None:
     """Return why no kernel takes the shape on the architecture with the installed Triton, or None."""
-    return family_of(shape.op).unsupported(shape, device) or installed.fault() or None
+    return family_of(shape.op).unsupported(shape, device)

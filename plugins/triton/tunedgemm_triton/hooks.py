@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, hookimpl
 
-from tunedgemm_triton import families, heuristic, installed, launch
+from tunedgemm_triton import heuristic, installed, launch
 from tunedgemm_triton.families import family_of
 from tunedgemm_triton.jsonfiles import space as json_space
 from tunedgemm_triton.jsonfiles.dialect import OURS
@@ -38,7 +38,7 @@ def source_of(solution: Solution, shape: Shape, device: Device) -> str:
 @hookimpl
 def supports(shape: Shape, device: Device) -> Unsupported | None:
     """Return why the architecture's static limits exclude the shape, or None."""
-    reason = families.unsupported(shape, device)
+    reason = family_of(shape.op).unsupported(shape, device)
     return Unsupported(reason) if reason else None
 
 

@@ -94,33 +94,12 @@ def call_of(plan: LaunchPlan, functions: list[KernelFunction], shape: Shape, dev
     scales = [name for name in operands if name in ("x_scale", "w_scale")]
     if len(plan.steps) > 1 or names[: len(_DIRECT)] != _DIRECT or len(scales) == 1:
         return _sequence(plan, functions, shape, device)
-    [step], [function] = plan.steps, functions
-    if plan.nbytes or scales or function.described:
-        return _direct(step, function, plan.nbytes, shape, device)
-    return _plain(step, function, shape, device)
-
-
-def _plain(step: Step, function: KernelFunction, shape: Shape, device: Device) -> Callable[..., Any]:
-    """Return one launch that allocates only the output."""
-    import torch
-
-    empty, stream, index = torch.empty, torch._C._cuda_getCurrentRawStream, device.index
-    launch, head, (gx, gy, gz) = function.launch, function.head, step.grid
-    out_dtype, where, n = torch_dtype(shape.outdtype), device.torch_device, shape.n
-    tail = (0, 0, *_sizes(step), *function.rest)
-
-    def call(x: Any, weight: Any, bias: Any = None) -> Any:
-        out = empty((*x.shape[:-1], n), dtype=out_dtype, device=where)
-        bias_address = 0 if bias is None else bias.data_ptr()
-        launch(gx, gy, gz, stream(index), *head, x.data_ptr(), weight.data_ptr(), 0, 0, bias_address, out.data_ptr(), *tail)
-        return out
-
-    return call
+    return _direct(plan.steps[0], functions[0], plan.nbytes, shape, device)
 
 
 def _direct(step: Step, function: KernelFunction, nbytes: int, shape: Shape, device: Device) -> Callable[..., Any]:
-    """Return one launch with scales, with partial sums and counters, or with tensor descriptors of
-    x and the weight.
+    """Return one launch, which allocates only the output unless it has scales, partial sums and
+    counters, or tensor descriptors of x and the weight.
     """
     import torch
 
@@ -129,6 +108,12 @@ def _direct(step: Step, function: KernelFunction, nbytes: int, shape: Shape, dev
     out_dtype, where, n = torch_dtype(shape.outdtype), device.torch_device, shape.n
     tail, count = (*_sizes(step), *function.rest), counters_of(where) if nbytes else None
     described = _described_operands(function, shape) if function.described else None
+
+    def plain(x: Any, weight: Any, bias: Any = None) -> Any:
+        out = empty((*x.shape[:-1], n), dtype=out_dtype, device=where)
+        bias_address = 0 if bias is None else bias.data_ptr()
+        launch(gx, gy, gz, stream(index), *head, x.data_ptr(), weight.data_ptr(), 0, 0, bias_address, out.data_ptr(), 0, 0, *tail)
+        return out
 
     def call(x: Any, weight: Any, bias: Any = None, scales: tuple[int, int] = (0, 0)) -> Any:
         out = empty((*x.shape[:-1], n), dtype=out_dtype, device=where)
@@ -146,7 +131,9 @@ def _direct(step: Step, function: KernelFunction, nbytes: int, shape: Shape, dev
     def scaled(x: Any, weight: Any, x_scale: Any, w_scale: Any, bias: Any = None) -> Any:
         return call(x, weight, bias, (x_scale.data_ptr(), w_scale.data_ptr()))
 
-    return call if shape.scale == "none" else scaled
+    if shape.scale != "none":
+        return scaled
+    return call if nbytes or function.described else plain
 
 
 def _sizes(step: Step) -> list[int]:

@@ -72,12 +72,7 @@ def width_of(dtype: str) -> int:
     return dtype_bits(dtype) // 8
 
 
-def unsupported(shape: Shape, device: Device) -> str | None:
-    """Return why no dense kernel takes the shape on the architecture, or None."""
-    return unsupported_with(_unsupported_operands, shape, device)
-
-
-def unsupported_with(operands: Callable[[Shape, Device], str | None], shape: Shape, device: Device) -> str | None:
+def unsupported(operands: Callable[[Shape, Device], str | None], shape: Shape, device: Device) -> str | None:
     """Return why no kernel of a family takes the shape, or None; *operands* checks what the
     family's operands must be.
     """
@@ -92,9 +87,8 @@ def unsupported_with(operands: Callable[[Shape, Device], str | None], shape: Sha
     return operands(shape, device) or _unsupported_output(shape)
 
 
-def _unsupported_operands(shape: Shape, device: Device) -> str | None:
-    if shape.op not in OPS:
-        return f"op {shape.op} is not covered; covered: {', '.join(OPS)}"
+def unsupported_operands(shape: Shape, device: Device) -> str | None:
+    """Return why no dense kernel takes the operands on the architecture, or None."""
     taken = OPS[shape.op]
     if shape.dtype not in taken.dtypes:
         return f"operands of {shape.op} must be {' or '.join(taken.dtypes)} (got {shape.dtype})"

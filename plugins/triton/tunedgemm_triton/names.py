@@ -14,14 +14,17 @@ A name has neither op nor dtype nor scales: the shape decides which program it b
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import attrs
-from tunedgemm.plugin import PluginError
+from tunedgemm.plugin import PluginError, Solution
 from tunedgemm.tools.tables import KernelName
 
+LIBTYPE = "triton"
 #: Raise a family's number whenever its source changes what a name means or its speed.
-REVISIONS = {"gemv": 1, "gemm": 1, "tma": 1, "tma_halves": 2, "streamk": 1}
+REVISIONS = {"gemv": 1, "gemm": 1, "tma": 1, "tma_halves": 2, "streamk": 1, "mx": 1, "moe": 1}
+_TILE = "_r{revision}_m{block_m}n{block_n}k{block_k}_g{group_m}_w{warps}s{stages}"
 
 
 def power(low: int, high: int) -> Any:
@@ -56,29 +59,27 @@ def _among(*values: int) -> Any:
     return attrs.field(validator=check, default=values[0])
 
 
-@attrs.frozen(cache_hash=True)
-class Gemv:
-    """Multiply and sum on the vector units: *rows* rows of activations by *block_n* of the weight a
-    program.
+class Kernel:
+    """Parameters of a kernel, which its name states.
+
+    Attributes:
+        family: the first word of the name.
+        form: the form of the name.
     """
 
-    family: ClassVar[str] = "gemv"
-    rows: int = within(1, 4)
-    block_n: int = power(1, 64)
-    block_k: int = power(64, 16384)
-    unroll: int = within(1, 16)
-    warps: int = power(1, 32)
-    stages: int = within(1, 8, 1)
+    __slots__ = ()
+    family: ClassVar[str]
+    form: ClassVar[KernelName]
 
     @property
     def name(self) -> str:
         """Return the text of ``kernelName``."""
-        return name_of(self)
+        return self.form.write(self, revision=REVISIONS[function_of(self)])
 
-
-def name_of(kernel: Any) -> str:
-    """Return the text of ``kernelName``."""
-    return FAMILIES[kernel.family].form.write(kernel, revision=REVISIONS[function_of(kernel)])
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> Any:
+        """Return the parameters of the fields of a name."""
+        return cls(**fields)
 
 
 def function_of(kernel: Any) -> str:
@@ -89,12 +90,29 @@ def function_of(kernel: Any) -> str:
 
 
 @attrs.frozen(cache_hash=True)
-class Gemm:
+class Gemv(Kernel):
+    """Multiply and sum on the vector units: *rows* rows of activations by *block_n* of the weight a
+    program.
+    """
+
+    family: ClassVar[str] = "gemv"
+    form: ClassVar[KernelName] = KernelName("gemv_r{revision}_m{rows}n{block_n}k{block_k}u{unroll}_w{warps}s{stages}", "revision")
+    rows: int = within(1, 4)
+    block_n: int = power(1, 64)
+    block_k: int = power(64, 16384)
+    unroll: int = within(1, 16)
+    warps: int = power(1, 32)
+    stages: int = within(1, 8, 1)
+
+
+@attrs.frozen(cache_hash=True)
+class Gemm(Kernel):
     """A tile product on the matrix units; the last four are AMD's (0, 1 and False leave them to the
     compiler).
     """
 
     family: ClassVar[str] = "gemm"
+    form: ClassVar[KernelName] = KernelName(f"gemm{_TILE}[_t?swap][_i{{nonkdim}}][_p{{kpack=1}}][_e{{waves}}][_c?stream]", "revision")
     block_m: int = power(16, 256)
     block_n: int = power(16, 256)
     block_k: int = power(16, 512)
@@ -107,17 +125,13 @@ class Gemm:
     waves: int = within(0, 8, 0)
     stream: bool = False
 
-    @property
-    def name(self) -> str:
-        """Return the text of ``kernelName``."""
-        return name_of(self)
-
 
 @attrs.frozen(cache_hash=True)
-class Tma:
+class Tma(Kernel):
     """Persistent kernel fed by tensor descriptors."""
 
     family: ClassVar[str] = "tma"
+    form: ClassVar[KernelName] = KernelName(f"tma{_TILE}[_t?swap][_ws?specialize]", "revision")
     block_m: int = power(16, 256)
     block_n: int = power(16, 256)
     block_k: int = power(16, 256)
@@ -127,17 +141,13 @@ class Tma:
     swap: bool = False
     specialize: bool = False
 
-    @property
-    def name(self) -> str:
-        """Return the text of ``kernelName``."""
-        return name_of(self)
-
 
 @attrs.frozen(cache_hash=True)
-class Streamk:
+class Streamk(Kernel):
     """Tile product whose last tiles all programs share, in equal numbers of steps along K."""
 
     family: ClassVar[str] = "streamk"
+    form: ClassVar[KernelName] = KernelName(f"streamk{_TILE}", "revision")
     block_m: int = power(16, 256)
     block_n: int = power(16, 256)
     block_k: int = power(16, 256)
@@ -145,64 +155,43 @@ class Streamk:
     warps: int = power(1, 8)
     stages: int = within(1, 8)
 
-    @property
-    def name(self) -> str:
-        """Return the text of ``kernelName``."""
-        return name_of(self)
-
 
 #: The parameters that a solution name stands for.
 KernelConfig = Gemv | Gemm | Tma | Streamk
 
-_TILE = "_r{revision}_m{block_m}n{block_n}k{block_k}_g{group_m}_w{warps}s{stages}"
+KINDS: tuple[type[Kernel], ...] = (Gemv, Gemm, Tma, Streamk)
 
 
-@attrs.frozen
-class NamePattern:
-    """How one family is named.
+def parser_of(what: str, examples: str, *kinds: type[Kernel]) -> Callable[[str], Any]:
+    """Return the function from a kernel name to the parameters behind it.
 
-    Attributes:
-        kind: class of the parameters.
-        form: of its names.
-        module: file in ``kernels`` whose function has the family's name.
+    It raises PluginError where no kernel of this revision has that name.
+
+    Args:
+        what: the kernels, for messages, and *examples* of their names.
     """
+    by_family = {kind.family: kind for kind in kinds}
 
-    kind: type[KernelConfig]
-    form: KernelName
-    module: str
+    @functools.lru_cache(maxsize=65536)
+    def parse_name(name: str) -> Any:
+        kind = by_family.get(name.partition("_")[0])
+        fields = kind.form.parse(name) if kind else None
+        if kind is None or fields is None:
+            raise PluginError(f"unknown triton {what} {name!r}; names look like {examples}")
+        revision, kernel = fields.pop("revision"), kind.of(fields)
+        if revision != (current := REVISIONS[function_of(kernel)]):
+            raise PluginError(f"triton kernel {name!r}: revision must be {current} (got {revision}); tune again")
+        return kernel
 
-
-FAMILIES: dict[str, NamePattern] = {
-    "gemv": NamePattern(Gemv, KernelName("gemv_r{revision}_m{rows}n{block_n}k{block_k}u{unroll}_w{warps}s{stages}", "revision"), "gemv"),
-    "gemm": NamePattern(
-        Gemm, KernelName(f"gemm{_TILE}[_t?swap][_i{{nonkdim}}][_p{{kpack=1}}][_e{{waves}}][_c?stream]", "revision"), "gemm"
-    ),
-    "tma": NamePattern(Tma, KernelName(f"tma{_TILE}[_t?swap][_ws?specialize]", "revision"), "persistent"),
-    "streamk": NamePattern(Streamk, KernelName(f"streamk{_TILE}", "revision"), "streamk"),
-}
-
-
-@functools.lru_cache(maxsize=65536)
-def parse_name(name: str) -> KernelConfig:
-    """Return the parameters behind a kernel name.
-
-    Raises:
-        PluginError: no kernel of this revision has that name.
-    """
-    family = FAMILIES.get(name.partition("_")[0])
-    fields = family.form.parse(name) if family else None
-    if family is None or fields is None:
-        raise PluginError(f"unknown triton kernel {name!r}; names look like {EXAMPLES}")
-    revision = fields.pop("revision")
-    kernel = family.kind(**fields)
-    check_revision(name, revision, REVISIONS[function_of(kernel)])
-    return kernel
+    return parse_name
 
 
-def check_revision(name: str, revision: int, current: int) -> None:
-    """Raise PluginError for a name of another revision of the source."""
-    if revision != current:
-        raise PluginError(f"triton kernel {name!r}: revision must be {current} (got {revision}); tune again")
+def solution_of(kernel: Any, split_k: int) -> Solution:
+    """Return the solution of a kernel with its parts of K, 1 for none."""
+    # Where streamk cuts a tile depends on the number of tiles, hence on M, as do the blocks of moe.
+    invariant = kernel.family not in ("streamk", "moe")
+    return Solution(LIBTYPE, kernel.name, split_k if split_k > 1 else 0, batch_invariant=invariant)
 
 
-EXAMPLES = ", ".join(k.name for k in (Gemv(1, 2, 1024, 4, 4), Gemm(64, 128, 64, 8, 4, 3), Tma(128, 256, 64, 8, 8, 3)))
+_EXAMPLES = ", ".join(k.name for k in (Gemv(1, 2, 1024, 4, 4), Gemm(64, 128, 64, 8, 4, 3), Tma(128, 256, 64, 8, 8, 3)))
+parse_name = parser_of("kernel", _EXAMPLES, *KINDS)

@@ -15,7 +15,7 @@ from tunedgemm.tools.launching import scale_order
 
 from tunedgemm_triton.build import TYPES, Constant, Program
 from tunedgemm_triton.limits import batches_of
-from tunedgemm_triton.names import FAMILIES, Gemm, Gemv, KernelConfig, Streamk, Tma, function_of
+from tunedgemm_triton.names import Gemm, Gemv, KernelConfig, Streamk, Tma, function_of
 from tunedgemm_triton.resources import ceil_div, described, grid_of, partial_bytes, promotes, tiles_of
 
 #: Alignment of buffers in the workspace, in bytes.
@@ -23,6 +23,8 @@ _ALIGNMENT = 256
 #: The largest divisor of N and K that a program of mxfp4 is compiled for. K / 2 bytes are then
 #: whole loads of 16 bytes in every row, and its K / 32 scales whole loads of 8.
 _MULTIPLE = 256
+#: Function to its file in `kernels`, where that has another name.
+_MODULES = {"tma": "persistent", "tma_halves": "halves"}
 #: Order of x's block scales to the constant SCALE; that of others is the kind of scales.
 _SCALES_BY_ORDER = {"m_major": "column", "m_major_padded": "padded"}
 
@@ -146,7 +148,7 @@ def plan_of(kernel: KernelConfig, split_k: int, shape: Shape, device: Device) ->
         "w_scale": ("*fp32", "w_scale" if is_scaled else 0),
         "bias": (f"*{TYPES[shape.bias_dtype or shape.outdtype]}", "bias" if shape.bias else 0),
         "out": (f"*{TYPES[shape.outdtype]}", "out"),
-        "partial": ("*i32" if _sums_integers(kernel, shape) else "*fp32", "partial" if nbytes else 0),
+        "partial": ("*i32" if shape.dtype == "int8" and not isinstance(kernel, Gemv) else "*fp32", "partial" if nbytes else 0),
         "counters": ("*i32", builder.reserve_counters(tiles_of(kernel, shape)) if nbytes else 0),
         "M": shape.m,
         "N": shape.n,
@@ -154,7 +156,7 @@ def plan_of(kernel: KernelConfig, split_k: int, shape: Shape, device: Device) ->
         "B": batches_of(shape),
     }
     builder.step(
-        f"{'halves' if function == 'tma_halves' else FAMILIES[kernel.family].module}.{function}",
+        f"{_MODULES.get(function, function)}.{function}",
         grid_of(kernel, split_k, shape, device),
         values,
         _constants(kernel, split_k, shape, device.gfx),
@@ -163,11 +165,6 @@ def plan_of(kernel: KernelConfig, split_k: int, shape: Shape, device: Device) ->
         **_options(kernel),
     )
     return builder.plan()
-
-
-def _sums_integers(kernel: KernelConfig, shape: Shape) -> bool:
-    """Return whether partial sums are int32, not float32."""
-    return shape.dtype == "int8" and not isinstance(kernel, Gemv)
 
 
 def _constants(kernel: KernelConfig, split_k: int, shape: Shape, gfx: str) -> dict[str, Constant]:

@@ -7,16 +7,14 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
-from tunedgemm.plugin import Device, PluginError, Shape, Solution
+from tunedgemm.plugin import Device, PluginError, Shape
 from tunedgemm.tools.launching import ARCHITECTURES
 
 from tunedgemm_triton import tiles
-from tunedgemm_triton.cost import hopper_us, mi300x_clocks, sort_splits, wave_occupancy
-from tunedgemm_triton.limits import batches_of, unsupported, width_of
-from tunedgemm_triton.names import Gemm, Gemv, KernelConfig, Streamk, Tma, parse_name
+from tunedgemm_triton.cost import hopper_us, mi300x_clocks, useful_splits, wave_occupancy
+from tunedgemm_triton.limits import batches_of, width_of
+from tunedgemm_triton.names import Gemm, Gemv, KernelConfig, Streamk, Tma
 from tunedgemm_triton.resources import ceil_div, fits, is_aligned, packs, promotes, step_of, tiles_of
-
-LIBTYPE = "triton"
 
 #: (kernel, parts of K).
 Candidate = tuple[KernelConfig, int]
@@ -32,44 +30,36 @@ MOST = 60
 _RANKED_ROWS, _RANKED, _BEFORE_STREAMK = 16, 24, 6
 
 
-def enumerate_solutions(shape: Shape, device: Device) -> Iterator[Solution]:
-    """Yield the solutions of a shape that fit, each once, at most `MOST`."""
-    if unsupported(shape, device):
-        return
+def candidates(shape: Shape, device: Device) -> Iterator[Candidate]:
+    """Yield the kernels worth timing for a shape."""
     amd = device.kind == "amd"
-    candidates: Iterable[Candidate] = _decode(shape, device)
+    listed: Iterable[Candidate] = _decode(shape, device)
 
     def usable(kernels: Iterable[Candidate]) -> Iterator[Candidate]:
         return (candidate for candidate in dict.fromkeys(kernels) if fits(*candidate, shape, device))
 
     if amd and shape.scale == "block":
-        few = itertools.islice(usable(candidates), 8) if shape.m <= 16 else ()
-        candidates = itertools.chain(few, _aiter_blockscale(shape, device))
+        few = itertools.islice(usable(listed), 8) if shape.m <= 16 else ()
+        listed = itertools.chain(few, _aiter_blockscale(shape, device))
     elif shape.m > 64:
-        candidates = _on_amd(shape, device) if amd else _tiled(shape, device)
+        listed = _on_amd(shape, device) if amd else _tiled(shape, device)
     if _is_ranked(shape, device):
-        candidates = _ranked(usable(candidates), shape, device)
+        listed = _ranked(usable(listed), shape, device)
     if shape.m <= GEMV_ROWS and shape.layout == "row":
-        candidates = _with_vectors(itertools.islice(usable(candidates), 16), shape, device)
-    yield from (_solution(*candidate) for candidate in itertools.islice(usable(candidates), MOST))
+        listed = _with_vectors(itertools.islice(usable(listed), 16), shape, device)
+    yield from listed
 
 
-def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solution]:
-    """Yield the neighbours of a solution: one parameter, or splitK, moved one step."""
-    try:
-        kernel = parse_name(solution.kernel_name)
-    except PluginError:
-        return
-    split = max(solution.split_k, 1)
-    near: list[Candidate] = [(kernel, other) for other in tiles.neighbours(tiles.SPLITS, split)]
+def neighbours(kernel: KernelConfig, split: int, shape: Shape) -> Iterator[Candidate]:
+    """Yield a kernel with one parameter, or splitK, moved one step."""
+    yield from ((kernel, other) for other in tiles.neighbours(tiles.SPLITS, split))
     for field in attrs.fields(type(kernel)):
         value = getattr(kernel, field.name)
         for other in [not value] if isinstance(value, bool) else tiles.neighbours(tiles.LADDERS.get(field.name, ()), value):
             with contextlib.suppress(PluginError):  # a step out of the family's range
-                near.append((attrs.evolve(kernel, **{field.name: other}), split))
-    for changed, factor in near:
-        if fits(changed, factor, shape, device) and not _has_same_order(changed, kernel, shape):
-            yield _solution(changed, factor)
+                changed = attrs.evolve(kernel, **{field.name: other})
+                if not _has_same_order(changed, kernel, shape):
+                    yield changed, split
 
 
 def _has_same_order(kernel: KernelConfig, other: KernelConfig, shape: Shape) -> bool:
@@ -81,11 +71,6 @@ def _has_same_order(kernel: KernelConfig, other: KernelConfig, shape: Shape) -> 
     rows = ceil_div(shape.m, kernel.block_m)
     same = kernel.group_m != other.group_m and attrs.evolve(kernel, group_m=other.group_m) == other
     return same and min(kernel.group_m, rows) == min(other.group_m, rows)
-
-
-def _solution(kernel: KernelConfig, split: int) -> Solution:
-    # Where streamk cuts a tile depends on the number of tiles, hence on M.
-    return Solution(LIBTYPE, kernel.name, split if split > 1 else 0, batch_invariant=not isinstance(kernel, Streamk))
 
 
 def _is_ranked(shape: Shape, device: Device) -> bool:
@@ -204,9 +189,7 @@ def _decode(shape: Shape, device: Device) -> Iterator[Candidate]:
 
 def _splits(kernel: KernelConfig, shape: Shape, device: Device) -> list[int]:
     """Return the factors worth timing, the best guess first."""
-    count, steps = tiles_of(kernel, shape), ceil_div(shape.k, step_of(kernel))
-    useful = [split for split in tiles.SPLITS if split == 1 or (steps >= 4 * split and count * split <= 2 * device.cu_num)]
-    return sort_splits(useful, count, device)
+    return useful_splits(tiles.SPLITS, tiles_of(kernel, shape), ceil_div(shape.k, step_of(kernel)), 4, device)
 
 
 def _tiled(shape: Shape, device: Device) -> Iterator[Candidate]:

@@ -20,7 +20,6 @@ def refused(shape: Shape, gfx: str = "sm_90", release: tuple[int, int] | None = 
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"op": "a16w16", "scale": "none"}, "op must be one of a8w8, a8w8_blockscale, fmoe (got a16w16)"),
         ({"dtype": "fp8_e4m3fnuz"}, "a8w8: operands must be int8 or fp8_e4m3fn (got fp8_e4m3fnuz)"),
         ({"op": "a8w8_blockscale"}, "a8w8_blockscale: scales must be by block (got row)"),
         ({"layout": "aiter16x16"}, "weight layout must be row (got 'aiter16x16')"),

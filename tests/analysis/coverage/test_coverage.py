@@ -9,9 +9,9 @@ import pytest
 from tunedgemm.analysis.coverage import TUNED, Coverage, Replays, coverage
 from tunedgemm.analysis.coverage.answers import entry_of
 from tunedgemm.analysis.coverage.known import KnownTimes
-from tunedgemm.analysis.coverage.measured import measure_all
+from tunedgemm.analysis.coverage.measure import measure_all
 from tunedgemm.analysis.coverage.proposal import propose
-from tunedgemm.backends import split
+from tunedgemm.backends import split_bias
 from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device, current_device
 from tunedgemm.dispatch.dispatcher import Dispatcher
@@ -91,13 +91,13 @@ class TestAnswers:
         """A kernel without bias answers with an add,
         under its own row or as unbiased, and its row counts as used."""
         kernel, biased = Solution("mine", "k"), attrs.evolve(product(4), epilogue="bias")
-        rows = [row(4, solution=kernel), *([attrs.evolve(row(4, solution=split.with_add(kernel)), shape=biased)] if own else [])]
+        rows = [row(4, solution=kernel), *([attrs.evolve(row(4, solution=split_bias.with_add(kernel)), shape=biased)] if own else [])]
         mine = fake_backend("mine", solutions=("k",), supports=lambda shape, _: Unsupported("takes no bias") if shape.bias else None)
         dispatcher = Dispatcher(OP, fake_registry(mine), table=Table(OP, [rows]))
         entries = [entry_of(dispatcher, current_device(), Untuned(shape, 7), Replays(), KnownTimes()) for shape in (product(4), biased)]
 
         assert [(entry.how, entry.solution) for entry in entries] == [
-            ("exact", kernel), ("exact" if own else "unbiased", split.with_add(kernel))
+            ("exact", kernel), ("exact" if own else "unbiased", split_bias.with_add(kernel))
         ]  # fmt: skip
         assert Coverage("calls", tuple(entries), current_device()).unused() == ()
 

@@ -8,9 +8,9 @@ import io
 import pytest
 import torch
 from tunedgemm.errors import OperandError
-from tunedgemm.ops.formats.contents import duplicate
 from tunedgemm.ops.formats.scales import E8M0, ShuffledScale, as_shuffled_scale, shuffle_scale, unshuffle_scale
 from tunedgemm.ops.formats.shuffle import plain_weight
+from tunedgemm.ops.formats.tensor_bytes import duplicate
 from tunedgemm.testing.listed import listed
 from tunedgemm.tuner.accuracy import same_bits
 

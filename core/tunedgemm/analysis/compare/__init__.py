@@ -19,7 +19,7 @@ from tunedgemm.analysis.compare.production import Side, rows_for
 from tunedgemm.analysis.compare.show import print_checked, print_compared
 from tunedgemm.analysis.compare.verdict import Change, Checked, Compared, Served, decide
 from tunedgemm.backends.artifact import cache_folder
-from tunedgemm.backends.private import make_private
+from tunedgemm.backends.file_trust import make_private
 from tunedgemm.device import Device
 from tunedgemm.errors import TableError, UserError
 from tunedgemm.ops import op_named

@@ -16,7 +16,7 @@ from pathlib import Path
 from tunedgemm.analysis.coverage.answers import described, entry_of
 from tunedgemm.analysis.coverage.captured import Captured, Replays, captured
 from tunedgemm.analysis.coverage.known import known_times
-from tunedgemm.analysis.coverage.measured import measure_all
+from tunedgemm.analysis.coverage.measure import measure_all
 from tunedgemm.analysis.coverage.proposal import Next, write_next
 from tunedgemm.analysis.coverage.result import PADDED, SOURCES, TUNED, UNTUNED, WORDS, Entry, Group, Passed, Regret, Unused
 from tunedgemm.analysis.coverage.whole import BY, Coverage

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from tunedgemm.analysis.doctor.finding import Diagnosis, Fact, Fault, Section, fault_of_error
 from tunedgemm.errors import UserError
-from tunedgemm.process.foreign import attempt
+from tunedgemm.process.plugin_guard import attempt
 
 __all__ = ["Diagnosis", "Fact", "Fault", "Section", "examined", "fault_of_error"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tunedgemm.analysis.doctor.finding import Fact, Fault, Section, Value
 from tunedgemm.backends.artifact import PRIVATE, SHARED, cache_folder
-from tunedgemm.backends.private import fault_of
+from tunedgemm.backends.file_trust import fault_of
 from tunedgemm.process.paths import expanded
 from tunedgemm.process.variables import read
 from tunedgemm.table.folders import home_folder

@@ -14,7 +14,7 @@ from tunedgemm import __file__ as package
 from tunedgemm.analysis.doctor.finding import Fact, Fault, Section
 from tunedgemm.backends.registry import GROUP
 from tunedgemm.device import device_of, drivers
-from tunedgemm.process.foreign import entry_points
+from tunedgemm.process.plugin_guard import entry_points
 from tunedgemm.version import __version__
 
 #: Folder and pattern of files that exist where the machine, or the container, has a GPU.

@@ -28,7 +28,7 @@ from tunedgemm.device import Device, current_device
 from tunedgemm.dispatch.choice import NATIVE
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops import op_named, ops
-from tunedgemm.process.foreign import attempt
+from tunedgemm.process.plugin_guard import attempt
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 
@@ -92,9 +92,9 @@ def pairs(registry: Registry, device: Device) -> list[tuple[str, Backend]]:
 def examine(op_name: str, backend: Backend, device: Device, torchs: Backend) -> Result:
     """Run one backend on one op: compare its output with the reference, then time it against torch."""
     from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO
+    from tunedgemm.tuner.rounds import Workload
     from tunedgemm.tuner.trial import Samples
     from tunedgemm.tuner.verify import Verifier
-    from tunedgemm.tuner.workload import Workload
 
     shape = served_sample(backend, op_name, device)
     result = Result(op_name, backend.libtype, backend.distribution, str(shape or ""))

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tunedgemm.backends import split
+from tunedgemm.backends import split_bias
 from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.registry import Registry
 from tunedgemm.cli.table.files import op_of, shape_text, solution_text
@@ -91,7 +91,7 @@ def _unreached_reason(shape: Shape, op: Op) -> str:
 def _unsplit(rows: Sequence[Row]) -> Iterator[str]:
     """Yield the rows that add a bias after a kernel where none can be added."""
     for row in rows:
-        whole = split.kernel_and_shape(row.solution, row.shape)
+        whole = split_bias.kernel_and_shape(row.solution, row.shape)
         if isinstance(whole, Unsupported):
             yield f"{row.source}:{row.line}: {row.solution}: {whole.reason}"
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tunedgemm.backends import split
+from tunedgemm.backends import split_bias
 from tunedgemm.cli.table.files import op_of
 from tunedgemm.errors import TableError
 from tunedgemm.libtypes import AITER, JOINT, OF_AITERS_OPS, libtype_of_kernel
@@ -81,7 +81,7 @@ def _unfit(row: Row, op: Op) -> str:
         return "M=0 pins every M"
     if not row.gfx or not row.cu_num:
         return "no device is named"
-    if split.is_split(row.solution):
+    if split_bias.is_split(row.solution):
         return f"AITER adds no bias after a kernel ({ADD})"
     libtypes = OF_AITERS_OPS.get(op.name, AITER)
     foreign = [part for part in row.solution.libtype.split(JOINT) if part not in libtypes]

@@ -15,7 +15,7 @@ import attrs
 
 from tunedgemm.backends.registry import Registry
 from tunedgemm.ops.op import Op
-from tunedgemm.process.foreign import load_extra
+from tunedgemm.process.plugin_guard import load_extra
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing

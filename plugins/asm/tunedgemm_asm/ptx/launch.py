@@ -35,7 +35,6 @@ from tunedgemm_asm.ptx.limits import (
     shared_evenly,
     slots_of,
     steps_of,
-    unfit,
     units_of,
 )
 from tunedgemm_asm.ptx.names import COLUMNS, REVISION, SIDE, STEP_BYTES, KernelConfig, Variant
@@ -212,13 +211,7 @@ def _variant(config: KernelConfig, split: bool, shape: Shape) -> Variant:
 
 
 def arguments_of(config: KernelConfig, splits: int, shape: Shape, multiprocessors: int) -> LaunchArguments:
-    """Return the arguments of a kernel for a shape on this many multiprocessors.
-
-    Raises:
-        PluginError: the kernel does not support the shape.
-    """
-    if reason := unfit(config, splits, shape):
-        raise PluginError(reason)
+    """Return the arguments of a kernel for a shape that it supports, on this many multiprocessors."""
     (rows_a, rows_b), (units_a, tiles_b) = rows_of(config, shape), units_of(config, shape)
     tiles, steps = units_a * tiles_b, steps_of(shape)
     (box_a, box_b), (last_a, last_b) = boxes_of(config, shape), last_rows(config, shape)

@@ -106,14 +106,9 @@ def _unfit(config: KernelConfig, shape: Shape) -> str:
         return f"has tiles of {config.tile_b} rows, which wgmma lacks for {shape.dtype}"
     if config.staged and shape.scale != "block":
         return "has scales in its stages (_s), for block scales only"
-    return _unsupported_by_block(config) if shape.scale == "block" else ""
-
-
-def _unsupported_by_block(config: KernelConfig) -> str:
-    """Return why the kernel does not support block scales, or an empty text."""
-    if not config.staged:
+    if shape.scale == "block" and not config.staged:
         return "has no scales in its stages, as block scales require; use a kernel with _p and _s, or tune again"
-    if config.swapped and SCALE_BLOCK % config.rows:
+    if shape.scale == "block" and config.swapped and SCALE_BLOCK % config.rows:
         return f"has consumers whose {config.rows} rows of the weight are not in one scale block of {SCALE_BLOCK} rows"
     return ""
 

@@ -10,6 +10,7 @@ from tunedgemm.tools.tables import KernelName
 
 from tunedgemm_asm.ptx.resources import (
     BARRIER_BYTES,
+    BLOCK_SHARED,
     ENTRY_REGISTERS,
     FEW_ACCUMULATORS,
     FEW_REGISTERS,
@@ -20,7 +21,6 @@ from tunedgemm_asm.ptx.resources import (
     SM_SHARED,
     SYSTEM_SHARED,
     WORD_BYTES,
-    unfit,
 )
 
 #: 16-bit elements along K of a stage (128 bytes, TMA's widest swizzle) and of one wgmma.
@@ -122,8 +122,11 @@ class KernelConfig:
         if self.staged and not self.promoted:
             raise PluginError(f"{self.name}: only a promotion (_p) has scales in stages (_s)")
         held = self.accumulators + self.promoted * self.portion // (1 if self.overlapped else 2) + self.column_scales
-        if reason := unfit(held, self.consumer_registers, self.shared_bytes):
-            raise PluginError(f"{self.name}: {reason}")
+        if held + OTHER_REGISTERS > self.consumer_registers:
+            others = f"{held} accumulators and {OTHER_REGISTERS} other registers"
+            raise PluginError(f"{self.name}: {others} exceed the {self.consumer_registers} of a thread")
+        if self.shared_bytes > BLOCK_SHARED:
+            raise PluginError(f"{self.name}: {self.shared_bytes} bytes of shared memory exceed the {BLOCK_SHARED} of a block")
 
     @property
     def name(self) -> str:
@@ -309,14 +312,6 @@ class Variant:
     columns: bool = False
     transposed: bool = False
     padded: bool = False
-
-    def __attrs_post_init__(self) -> None:
-        if self.config.staged != (self.scale == "block"):
-            raise PluginError(f"{self.config.name}: stages have scales (_s) if and only if these are by block (got {self.scale})")
-        if self.config.stream and not self.split:
-            raise PluginError(f"{self.config.name}: stream-K needs a variant that splits K")
-        if self.config.panels and (self.outdtype == "fp32" or self.together != LINE):
-            raise PluginError(f"{self.config.name}: TMA stores 16-bit outputs; rows must be multiples of {LINE} elements")
 
     @property
     def step(self) -> int:

@@ -1,4 +1,4 @@
-"""Check whether a kernel fits an SM of Hopper: registers and shared memory."""
+"""List what an SM of Hopper holds: registers and shared memory."""
 
 from __future__ import annotations
 
@@ -21,18 +21,3 @@ OTHER_REGISTERS = 40
 #: Bytes of a barrier; bytes of a consumer's word after the barriers, for the fixup's counter; most
 #: consumers.
 BARRIER_BYTES, WORD_BYTES, MOST_CONSUMERS = 8, 4, 2
-
-
-def unfit(accumulators: int, registers: int, shared_bytes: int) -> str | None:
-    """Return why an SM cannot hold a kernel, or None.
-
-    Args:
-        accumulators: registers for sums of a consumer's thread.
-        registers: all registers of a consumer's thread.
-        shared_bytes: shared memory of a CTA.
-    """
-    if accumulators + OTHER_REGISTERS > registers:
-        return f"{accumulators} accumulators and {OTHER_REGISTERS} other registers exceed the {registers} of a thread"
-    if shared_bytes > BLOCK_SHARED:
-        return f"{shared_bytes} bytes of shared memory exceed the {BLOCK_SHARED} of a block"
-    return None

@@ -85,7 +85,8 @@ def cost_of(instance: CutlassInstance, split: int, shape: Shape, device: Device)
     """Return the predicted microseconds of a launch."""
     rates, units, width = _RATES[device.gfx], units_of(device), dtype_bits(shape.dtype) // 8
     tiles, steps = tiles_of(instance, shape), ceil_div(shape.k, instance.tile_k)
-    step, ends = _step_time(instance, rates, width, _slowdown(instance, shape, device)), _epilogue_time(instance, shape, rates)
+    step = _step_time(instance, rates, width, _slowdown(instance, shape, device))
+    ends = _TILE + instance.tile_m * instance.tile_n * dtype_bits(shape.outdtype) / 8 / rates.cached
     extra = _LAUNCH + (_CLEAR if instance.scheduler == "streamk" else 0.0)
     if split > 1:
         part = ceil_div(steps, split) * step + ends
@@ -117,11 +118,6 @@ def _step_time(instance: CutlassInstance, rates: Rates, width: int, slower: floa
     multiplied = instance.tile_m * instance.tile_n * instance.tile_k * width / 2 * slower
     least, most = sorted((multiplied / rates.products, loaded / rates.cached))
     return most + _BESIDE * least
-
-
-def _epilogue_time(instance: CutlassInstance, shape: Shape, rates: Rates) -> float:
-    stored = instance.tile_m * instance.tile_n * dtype_bits(shape.outdtype) / 8
-    return _TILE + stored / rates.cached
 
 
 def _partial_time(instance: CutlassInstance, rates: Rates) -> float:

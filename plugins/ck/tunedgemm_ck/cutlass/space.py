@@ -12,7 +12,7 @@ from tunedgemm.plugin import Device, PluginError, Shape
 
 from tunedgemm_ck.cutlass.cost import ceil_div, cost_of, tiles_of, units_of
 from tunedgemm_ck.cutlass.kernels import KERNELS, SM80, SM100, SM120
-from tunedgemm_ck.cutlass.limits import BLOCK, LEAST_STEPS, MAX_SPLITS, depths_of, may_be_fast, unfit, unsupported
+from tunedgemm_ck.cutlass.limits import BLOCK, LEAST_STEPS, MAX_SPLITS, depths_of, may_be_fast, unfit
 from tunedgemm_ck.cutlass.names import CLUSTERS, SCHEDULERS, SCHEDULES, STAGES, TILES_K, TILES_M, TILES_N, WARPS, CutlassInstance
 from tunedgemm_ck.cutlass.resources import accumulators_of, width_of
 
@@ -217,8 +217,6 @@ def enumerate_all(gfx: str, dtype: str, blocks: bool, fast: bool = False) -> Ite
 
 def enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterator[Candidate]:
     """Yield instances with splitK that fit the shape, best guesses first; *full* yields all."""
-    if unsupported(shape, device):
-        return
     listed = listed_instances(device.gfx, shape.dtype, shape.scale == "block", full, may_be_fast(shape, device.gfx))
     fitting = [
         candidate for instance in listed for candidate in _with_splits(instance, shape, device) if not unfit(*candidate, shape, device)

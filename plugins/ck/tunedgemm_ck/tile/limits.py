@@ -29,17 +29,10 @@ DEEPEST = 128
 _VECTOR, _STORE = 16, 8
 
 
-def unfit(instance: TileInstance, split: int, shape: Shape, device: Device) -> str | None:
-    """Return why an instance with a splitK cannot serve a shape on a device, or None."""
-    if instance.op != shape.op:
-        return f"{instance.name} is an instance of {instance.op}"
-    return unsupported(shape, device) or unfit_sizes(instance, split, shape, device)
-
-
 @functools.lru_cache(maxsize=4096)
 def unsupported(shape: Shape, device: Device) -> str | None:
     """Return why the op has no instance for dtypes, scales and layout on a device, or None."""
-    return not_accepted(shape, device, "cktile", ACCEPTS.get(shape.op))
+    return not_accepted(shape, device, "cktile", ACCEPTS[shape.op])
 
 
 @functools.lru_cache(maxsize=16384)

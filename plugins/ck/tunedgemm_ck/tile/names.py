@@ -85,11 +85,14 @@ class TileInstance:
     row_major_scales: bool = False
 
     def __attrs_post_init__(self) -> None:
-        if self.op not in PREFIXES:
-            raise PluginError(f"cktile has no instances of op {self.op!r}; supported: {', '.join(PREFIXES)}")
         for part, wrong in _faults(self):
             if wrong:
                 raise PluginError(f"cktile {self.op}: {part}: {wrong}")
+
+    @property
+    def sides(self) -> tuple[int, int, int]:
+        """Return M, N and the elements of K of a block's tile."""
+        return self.tile
 
     @property
     def eight_waves(self) -> bool:

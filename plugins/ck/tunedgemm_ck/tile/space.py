@@ -10,7 +10,6 @@ cover all 160 with block scales and 67 % of the 123 of a8w8_bpreshuffle.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterable, Iterator
 
 import attrs
@@ -18,7 +17,7 @@ from tunedgemm.plugin import Device, Shape
 
 from tunedgemm_ck.tile.limits import DEEPEST, unfit_sizes, unsupported
 from tunedgemm_ck.tile.names import MOST_BLOCKS, PREFIXES, TileInstance, parse_name
-from tunedgemm_ck.xdl.cost import cost_of, order_by_cost, useful_splits
+from tunedgemm_ck.xdl.cost import nearest, order_fitting
 from tunedgemm_ck.xdl.limits import MOST_SPLIT, none_fits
 
 Candidate = tuple[TileInstance, int]
@@ -113,9 +112,6 @@ LISTED: dict[str, tuple[str, ...]] = {
 #: Listed instances of an op and architecture in the default space.
 DEFAULT = 16
 
-#: Neighbours among the listed instances.
-_NEAREST = 4
-
 
 @functools.lru_cache(maxsize=64)
 def listed_instances(op: str) -> tuple[TileInstance, ...]:
@@ -139,23 +135,9 @@ def enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterable[Ca
     """Return instances with splitK for a supported shape, best guesses first; *full* lists all that
     fit.
     """
-    if unsupported(shape, device):
-        return []
     offered = of_architecture(shape.op, device.gfx)
-    costs: dict[Candidate, float] = {}
-    for instance in offered if full else offered[:DEFAULT]:
-        for split in splits(instance, shape, device):
-            if not unfit_sizes(instance, split, shape, device):
-                costs[instance, split] = cost_of(instance.tile, split, shape, device)
-    return order_by_cost(costs, full)
-
-
-def splits(instance: TileInstance, shape: Shape, device: Device) -> Iterator[int]:
-    """Yield splitK values worth timing: more parts of K while compute units would be idle."""
-    yield 0
-    if shape.op == "a8w8_bpreshuffle":
-        return
-    yield from useful_splits(-(-shape.m // instance.tile[0]) * -(-shape.n // instance.tile[1]), MOST_SPLIT, device)
+    most = 0 if shape.op == "a8w8_bpreshuffle" else MOST_SPLIT
+    return order_fitting(offered if full else offered[:DEFAULT], unfit_sizes, most, shape, device, full)
 
 
 def enumerate_neighbours(instance: TileInstance, split: int, shape: Shape, device: Device) -> Iterator[Candidate]:
@@ -163,18 +145,12 @@ def enumerate_neighbours(instance: TileInstance, split: int, shape: Shape, devic
 
     They change splitK, the blocks per unit, or the tile to one of the nearest listed ones.
     """
-    if unsupported(shape, device) or instance.op != shape.op:
-        return
     candidates = [(instance, split + step) for step in (-1, 1)]
     counts = (instance.blocks - 1, instance.blocks + 1)
     candidates += [(attrs.evolve(instance, blocks=count), split) for count in counts if 1 <= count <= MOST_BLOCKS]
-    others = [other for other in listed_instances(shape.op) if other.tile != instance.tile]
-    candidates += [(other, split) for other in sorted(others, key=lambda other: (_tile_distance(instance, other), other.name))[:_NEAREST]]
+    candidates += [
+        (other, split) for other in nearest(instance, (each for each in listed_instances(shape.op) if each.tile != instance.tile))
+    ]
     for other, parts in dict.fromkeys(candidates):
         if not unfit_sizes(other, parts, shape, device):
             yield other, parts
-
-
-def _tile_distance(first: TileInstance, second: TileInstance) -> float:
-    """Return the sum of the logarithms of the ratios of two tiles' sides."""
-    return sum(abs(math.log2(a / b)) for a, b in zip(first.tile, second.tile, strict=True))

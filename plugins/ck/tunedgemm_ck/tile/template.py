@@ -5,10 +5,9 @@ A source includes CK Tile's headers and exports the functions of ``call.h``.
 
 from __future__ import annotations
 
-from tunedgemm.plugin import PluginError
-
 from tunedgemm_ck.problem import Problem
 from tunedgemm_ck.tile.names import TileInstance
+from tunedgemm_ck.xdl.template import INLINED, has_ocp
 
 _TYPES = {"bf16": "ck_tile::bf16_t", "fp16": "ck_tile::half_t"}
 
@@ -61,14 +60,14 @@ _CAUGHT = """\
 """
 
 _FLATMM = """
-using Partitioner = ck_tile::GemmSpatiallyLocalTilePartitioner<Tile, {group_num}, {m01}>;
-using Traits = ck_tile::TileGemmTraits<{pad}, Row, Col, Row, {wave_groups}>;
+using Partitioner = ck_tile::GemmSpatiallyLocalTilePartitioner<Tile, {of.group_num}, {of.m01}>;
+using Traits = ck_tile::TileGemmTraits<{pad}, Row, Col, Row, {of.wave_groups}>;
 using Loop = ck_tile::BaseFlatmmPipelineAGmemBGmemCRegV1<ck_tile::GemmPipelineProblem<In, In, float, Tile, Traits>>;
 using Universal = ck_tile::TileGemmUniversalTraits<
-    {pad}, {double_buffer}, Row, Col, Row, {transpose_c}, {sparse}, {persistent}, {wave_groups}, true>;
+    {pad}, {double_buffer}, Row, Col, Row, {transpose_c}, {sparse}, {persistent}, {of.wave_groups}, true>;
 using Epilogue = ck_tile::CShuffleEpilogue<ck_tile::CShuffleEpilogueProblem<
     In, In, ck_tile::tuple<>, float, Out, ck_tile::tuple<>, Row, Same, Partitioner::MPerBlock, Partitioner::NPerBlock,
-    {warps_m}, {warps_n}, {warp_tile}, {transpose_c}, Once{{}}>>;
+    {of.warps[0]}, {of.warps[1]}, {warp_tile}, {transpose_c}, Once{{}}>>;
 using Scale = ck_tile::FlatmmScalePointer<1>;  // one a row
 
 // Calls act with the kernel and its arguments for these sizes: the number of steps along K is a
@@ -80,7 +79,7 @@ int with_kernel(const TunedGemmCall& call, const Act& act) {{
   ck_tile::ScaleFlatmmHostArgs<Scale, Scale> args(
       call.x, call.weight, {{}}, call.out, 1, m, n, k, k, k, {{}}, n, Scale(static_cast<const float*>(call.x_scale), m),
       Scale(static_cast<const float*>(call.w_scale), n));
-  const auto steps = Partitioner::GetLoopNum((k + {tile_k} - 1) / {tile_k} * {tile_k});
+  const auto steps = Partitioner::GetLoopNum((k + {of.tile[2]} - 1) / {of.tile[2]} * {of.tile[2]});
   int result = TUNED_GEMM_UNSUPPORTED;
   const auto run = [&](const auto hot, const auto tail) {{
     using Problem = ck_tile::FlatmmPipelineProblem<
@@ -104,7 +103,7 @@ TUNED_GEMM_EXPORT int64_t tunedgemm_workspace(const TunedGemmCall* call) {{
 TUNED_GEMM_EXPORT int tunedgemm_launch(const TunedGemmCall* call, void* stream) try {{
   return with_kernel(*call, [&](auto kernel, const auto& arguments, const dim3& grid) {{
     const ck_tile::stream_config config{{static_cast<hipStream_t>(stream)}};
-    ck_tile::launch_kernel(config, ck_tile::make_kernel<{blocks}>(kernel, grid, decltype(kernel)::BlockSize(), 0, arguments));
+    ck_tile::launch_kernel(config, ck_tile::make_kernel<{of.blocks}>(kernel, grid, decltype(kernel)::BlockSize(), 0, arguments));
     return 0;
   }});
 """
@@ -117,7 +116,7 @@ using ScaleLayout = {scale_layout};
 using Partitioner = ck_tile::GemmTile1DPartitioner<Tile>;
 using Epilogue = ck_tile::CShuffleEpilogue<ck_tile::CShuffleEpilogueProblem<
     In, In, ck_tile::tuple<>, float, Out, ck_tile::tuple<>, Row, Same, Partitioner::MPerBlock, Partitioner::NPerBlock,
-    {warps_m}, {warps_nk}, {warp_tile}, {transpose_c}, Once{{}}>>;
+    {of.warps[0]}, {warps_nk}, {warp_tile}, {transpose_c}, Once{{}}>>;
 
 __global__ void transpose(const float* from, float* to, int rows, int columns) {{
   const int64_t all = int64_t{{rows}} * columns;
@@ -154,7 +153,7 @@ int with_kernel(const TunedGemmCall& call, const Act& act) {{
   using Loop = std::conditional_t<
       eight_waves, ck_tile::BaseGemmPipelineAgBgCrCompV3<Base>, ck_tile::BaseWeightPreshufflePipelineAGmemBGmemCRegV2<Base>>;
   const auto args = arguments_of(call);
-  const auto steps = Partitioner::GetLoopNum((args.K + {tile_k} - 1) / {tile_k} * {tile_k});
+  const auto steps = Partitioner::GetLoopNum((args.K + {of.tile[2]} - 1) / {of.tile[2]} * {of.tile[2]});
   int result = TUNED_GEMM_UNSUPPORTED;
   const auto run = [&](const auto hot, const auto tail) {{
     using Problem = ck_tile::GemmABQuantPipelineProblem<
@@ -196,20 +195,14 @@ TUNED_GEMM_EXPORT int tunedgemm_launch(const TunedGemmCall* call, void* stream) 
     }}
     ck_tile::launch_kernel(
         ck_tile::stream_config{{queue}},
-        ck_tile::make_kernel<{blocks}, ck_tile::kernel_attr<eight_waves>>(kernel, grid, decltype(kernel)::BlockSize(), 0, arguments));
+        ck_tile::make_kernel<{of.blocks}, ck_tile::kernel_attr<eight_waves>>(kernel, grid, decltype(kernel)::BlockSize(), 0, arguments));
     return 0;
   }});
 """
 
 
 def render(instance: TileInstance, problem: Problem) -> str:
-    """Return the source of an instance's shared object for a problem, the same in every process.
-
-    Raises:
-        PluginError: the instance is of another op.
-    """
-    if instance.op != problem.op:
-        raise PluginError(f"cktile: {instance.name} is an instance of {instance.op}, not of {problem.op}")
+    """Return the source of an instance's shared object for a problem, the same in every process."""
     scaled = problem.op != "a8w8_bpreshuffle"
     header = "ck_tile/ops/flatmm/kernel/flatmm_kernel.hpp"
     if scaled:
@@ -232,9 +225,7 @@ def render(instance: TileInstance, problem: Problem) -> str:
 def flags(instance: TileInstance, problem: Problem) -> tuple[str, ...]:
     """Return hipcc's flags for this library: the kind of fp8, and bfloat16's rounding to nearest."""
     del instance
-    ocp = int(problem.gfx not in ("gfx90a", "gfx942"))
-    inlined = ("-mllvm", "-amdgpu-early-inline-all=true", "-mllvm", "-amdgpu-function-calls=false", "-mllvm", "-enable-post-misched=0")
-    return (f"-DCK_TILE_USE_OCP_FP8={ocp}", "-DCK_TILE_FLOAT_TO_BFLOAT16_DEFAULT=0", *inlined)
+    return (f"-DCK_TILE_USE_OCP_FP8={has_ocp(problem.gfx)}", "-DCK_TILE_FLOAT_TO_BFLOAT16_DEFAULT=0", *INLINED)
 
 
 def _numbers(sizes: tuple[int, ...]) -> str:
@@ -248,19 +239,13 @@ def _word(switch: bool) -> str:
 def _flatmm(of: TileInstance) -> str:
     """Return the body of a product with a shuffled weight and scales per row."""
     return _FLATMM.format(
-        group_num=of.group_num,
-        m01=of.m01,
+        of=of,
         pad=", ".join(map(_word, of.pad)),
-        wave_groups=of.wave_groups,
         double_buffer=_word(of.double_buffer),
         transpose_c=_word(of.transpose_c),
         sparse=_word(of.sparse),
         persistent=_word(of.persistent),
-        warps_m=of.warps[0],
-        warps_n=of.warps[1],
         warp_tile=_numbers(of.warp_tile),
-        tile_k=of.tile[2],
-        blocks=of.blocks,
     )
 
 
@@ -274,19 +259,17 @@ def _blockscale(of: TileInstance, problem: Problem) -> str:
     elif shuffled:
         pipeline = "WPABQuantBPipelineAgBgCrV2"
     return _BLOCKSCALE.format(
+        of=of,
         eight_waves=_word(of.eight_waves),
         given="column by column" if shuffled else "row by row",
         wanted="column by column" if by_columns else "row by row",
         transposed=_word(shuffled != by_columns),
         transpose_sizes="groups, rows" if shuffled else "rows, groups",
         scale_layout="Col" if by_columns else "Row",
-        warps_m=of.warps[0],
         warps_nk=of.warps[1] * of.warps[2],
         warp_tile=_numbers(of.warp_tile),
         transpose_c=_word(of.transpose_c),
         shuffled=_word(shuffled),
         pipeline=pipeline,
-        tile_k=of.tile[2],
         block=_BLOCK,
-        blocks=of.blocks,
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from tunedgemm.plugin import Device, Shape
@@ -22,6 +23,12 @@ _START, _STEP = 1500, 150
 _ADDED = 512
 #: Multiple of the best predicted cost beyond which an instance does not suit a shape.
 _FAR = 3.0
+#: Neighbours among the listed instances.
+_NEAREST = 4
+
+
+#: (instance, splitK, shape, device) -> why the instance cannot serve a supported shape, or None.
+Unfit = Callable[[Any, int, Shape, Device], str | None]
 
 
 def cost_of(tile: tuple[int, int, int], split: int, shape: Shape, device: Device) -> float:
@@ -63,9 +70,31 @@ def order_by_cost(costs: Mapping[Any, float], full: bool) -> list[Any]:
     return ordered if full else [candidate for candidate in ordered if costs[candidate] <= _FAR * costs[ordered[0]]]
 
 
-def useful_splits(blocks: int, most: int, device: Device) -> Iterator[int]:
-    """Yield logarithms of the parts of K worth timing, while compute units would be idle."""
+def order_fitting(instances: Iterable[Any], unfit: Unfit, most_split: int, shape: Shape, device: Device, full: bool) -> list[Any]:
+    """Return the instances that fit, each with the splitK worth timing, as `order_by_cost`."""
+    costs = {
+        (instance, split): cost_of(instance.sides, split, shape, device)
+        for instance in instances
+        for split in _useful_splits(instance.sides, most_split, shape, device)
+        if not unfit(instance, split, shape, device)
+    }
+    return order_by_cost(costs, full)
+
+
+def _useful_splits(sides: tuple[int, int, int], most: int, shape: Shape, device: Device) -> Iterator[int]:
+    """Yield logarithms of the parts of K worth timing: 0, and more while compute units would be idle."""
+    blocks = -(-shape.m // sides[0]) * -(-shape.n // sides[1]) * batches_of(shape)
+    yield 0
     for split in range(1, most + 1):
         if blocks << (split - 1) >= device.cu_num:
             return
         yield split
+
+
+def nearest(instance: Any, others: Iterable[Any]) -> list[Any]:
+    """Return the instances whose tiles' sides have the nearest ratios to an instance's."""
+
+    def distance(other: Any) -> float:
+        return sum(abs(math.log2(a / b)) for a, b in zip(instance.sides, other.sides, strict=True))
+
+    return sorted(others, key=lambda other: (distance(other), other.name))[:_NEAREST]

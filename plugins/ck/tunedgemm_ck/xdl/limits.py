@@ -12,7 +12,6 @@ import attrs
 from tunedgemm.plugin import Device, Shape
 from tunedgemm.tools.launching import ARCHITECTURES, dtype_bits, scale_order
 
-from tunedgemm_ck.problem import batches_of
 from tunedgemm_ck.xdl.names import FORMS, WAVE, XdlInstance
 from tunedgemm_ck.xdl.resources import lds
 from tunedgemm_ck.xdl.template import DEVICE_OPS
@@ -81,23 +80,14 @@ def none_fits(misfits: Iterable[str | None]) -> str | None:
     return f"no instance fits: {first}"
 
 
-def unfit(instance: XdlInstance, split: int, shape: Shape, device: Device) -> str | None:
-    """Return why an instance with a splitK cannot serve a shape on a device, or None."""
-    if instance.op != shape.op:
-        return f"{instance.name} is an instance of {instance.op}"
-    return unsupported(shape, device) or unfit_sizes(instance, split, shape, device)
-
-
 @functools.lru_cache(maxsize=4096)
 def unsupported(shape: Shape, device: Device) -> str | None:
     """Return why the op has no instance for dtypes, scales and layout on a device, or None."""
-    return not_accepted(shape, device, "ck", ACCEPTS.get(shape.op))
+    return not_accepted(shape, device, "ck", ACCEPTS[shape.op])
 
 
-def not_accepted(shape: Shape, device: Device, libtype: str, accepts: Accepts | None) -> str | None:
+def not_accepted(shape: Shape, device: Device, libtype: str, accepts: Accepts) -> str | None:
     """Return why a library has no instance for a shape's dtypes, scales, layout or bytes, or None."""
-    if accepts is None:
-        return f"{libtype} has no instances of op {shape.op}"
     if device.gfx not in DTYPES:
         return f"{libtype} supports {', '.join(DTYPES)} (got {device.gfx})"
     most = FEWER_BYTES.get(shape.op, MOST_BYTES)
@@ -109,7 +99,6 @@ def not_accepted(shape: Shape, device: Device, libtype: str, accepts: Accepts | 
         (not scale_order(shape).startswith("m_major"), f"scales of x that are row-major (got {scale_order(shape)})"),
         (shape.layout == accepts.layout, f"the weight in layout {accepts.layout} (got {shape.layout})"),
         (accepts.bias or not shape.bias, "no bias"),
-        (shape.m > 0, "at least one row"),
         (_bytes(shape) < most, f"operands of less than {most} bytes each (got {_bytes(shape)})"),
         (_elements(shape) < MOST_ELEMENTS, f"operands of less than {MOST_ELEMENTS} elements each (got {_elements(shape)})"),
     )
@@ -130,7 +119,7 @@ def _bytes(shape: Shape) -> int:
 @functools.lru_cache(maxsize=16384)
 def unfit_sizes(instance: XdlInstance, split: int, shape: Shape, device: Device) -> str | None:
     """Return why an instance cannot serve a supported shape's sizes by CK's rules, or None."""
-    k, deep = shape.k, depth(instance)
+    k, deep = shape.k, instance.sides[2]
     vector, store = max(instance.a_k1, instance.b_k1) * deep // instance.k, max(instance.store[:2])
     if k % vector:
         return f"K must be a multiple of {vector}, which a thread loads at a time (got {k})"
@@ -149,10 +138,11 @@ def unfit_sizes(instance: XdlInstance, split: int, shape: Shape, device: Device)
 def _too_short(split: int, instance: XdlInstance, shape: Shape) -> str | None:
     """Return why K, or a part of it, has too few tiles for the pipeline, or None."""
     parts = 1 << split if DEVICE_OPS[shape.op].split else 1
-    steps, stages = -(-shape.k // (depth(instance) * parts)), _under_way(instance)
+    deep, stages = instance.sides[2], _under_way(instance)
+    steps = -(-shape.k // (deep * parts))
     if steps > stages:
         return None
-    return f"K must have more than {stages} tiles of {depth(instance)} for pipeline v{instance.pipeline} (got {shape.k} in {parts} parts)"
+    return f"K must have more than {stages} tiles of {deep} for pipeline v{instance.pipeline} (got {shape.k} in {parts} parts)"
 
 
 def _under_way(instance: XdlInstance) -> int:
@@ -179,19 +169,9 @@ def _no_split(split: int, instance: XdlInstance, shape: Shape, device: Device) -
         return "splitK is not supported with a bias, which every part of K would add"
     if shape.outdtype == "bf16" and device.gfx == "gfx90a":
         return "splitK of a bf16 output needs atomic addition of bf16, which gfx90a lacks"
-    deep = depth(instance)
+    deep = instance.sides[2]
     if shape.k < deep << split or (instance.scale and shape.k % (SCALED_K << split)):
         return f"K must have {1 << split} parts of at least {deep} (got {shape.k})"
     if shape.dtype == "fp4x2" and shape.k % (deep << split):
         return f"K must be a multiple of {deep << split} (got {shape.k})"
     return None
-
-
-def depth(instance: XdlInstance) -> int:
-    """Return the elements of K of a block's tile."""
-    return instance.k * 2 if instance.op == "a4w4_blockscale" else instance.k
-
-
-def tiles(instance: XdlInstance, shape: Shape) -> int:
-    """Return the blocks of an unsplit K."""
-    return -(-shape.m // instance.m) * -(-shape.n // instance.n) * batches_of(shape)

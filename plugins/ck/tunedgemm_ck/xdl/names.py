@@ -122,11 +122,14 @@ class XdlInstance:
     scale: tuple[int, ...] = ()
 
     def __attrs_post_init__(self) -> None:
-        if self.op not in FORMS:
-            raise PluginError(f"ck has no instances of op {self.op!r}; supported: {', '.join(FORMS)}")
         for part, wrong in _faults(self):
             if wrong:
                 raise PluginError(f"ck {self.op}: {part}: {wrong}")
+
+    @property
+    def sides(self) -> tuple[int, int, int]:
+        """Return M, N and the elements of K of a block's tile."""
+        return self.m, self.n, self.k * 2 if self.op == "a4w4_blockscale" else self.k
 
     @property
     def waves(self) -> tuple[int, int]:

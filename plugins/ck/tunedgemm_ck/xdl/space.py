@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from collections.abc import Iterable, Iterator
 
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape
 
-from tunedgemm_ck.xdl.cost import cost_of, order_by_cost, useful_splits
-from tunedgemm_ck.xdl.limits import MOST_SPLIT, depth, none_fits, tiles, unfit_sizes, unsupported
+from tunedgemm_ck.xdl.cost import nearest, order_fitting
+from tunedgemm_ck.xdl.limits import MOST_SPLIT, none_fits, unfit_sizes, unsupported
 from tunedgemm_ck.xdl.names import FORMS, XdlInstance, parse_name
 from tunedgemm_ck.xdl.template import DEVICE_OPS
 
@@ -255,9 +254,6 @@ _PIPELINES = {"intrawave": (1, 2, 3, 4, 5), "interwave": (1, 2)}
 _FEW_PIPELINES = {"intrawave": (1, 3), "interwave": ()}
 _MANY = ("a16w16", "a8w8", "batched_bf16", "batched_a8w8")
 
-#: Neighbours among the listed instances.
-_NEAREST = 4
-
 
 @functools.lru_cache(maxsize=64)
 def listed_instances(op: str) -> tuple[XdlInstance, ...]:
@@ -274,24 +270,9 @@ def enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterable[Ca
     """Return instances with splitK for a supported shape, best guesses first; *full* lists all that
     fit.
     """
-    if unsupported(shape, device):
-        return []
-    listed = listed_instances(shape.op)
+    listed, most = listed_instances(shape.op), MOST_SPLIT if DEVICE_OPS[shape.op].split else 0
     offered = listed if full else listed[: _DEFAULTS.get(shape.op, DEFAULT)]
-    costs: dict[Candidate, float] = {}
-    for instance in offered:
-        for split in splits(instance, shape, device):
-            if not unfit_sizes(instance, split, shape, device):
-                costs[instance, split] = _cost(instance, split, shape, device)
-    return order_by_cost(costs, full)
-
-
-def splits(instance: XdlInstance, shape: Shape, device: Device) -> Iterator[int]:
-    """Yield splitK values worth timing: more parts of K while compute units would be idle."""
-    yield 0
-    if not DEVICE_OPS[shape.op].split:
-        return
-    yield from useful_splits(tiles(instance, shape), MOST_SPLIT, device)
+    return order_fitting(offered, unfit_sizes, most, shape, device, full)
 
 
 def enumerate_neighbours(instance: XdlInstance, split: int, shape: Shape, device: Device) -> Iterator[Candidate]:
@@ -299,12 +280,9 @@ def enumerate_neighbours(instance: XdlInstance, split: int, shape: Shape, device
 
     They change splitK, the pipeline, or the tile to one of the nearest listed ones.
     """
-    if unsupported(shape, device) or instance.op != shape.op:
-        return
     candidates = [(instance, split + step) for step in (-1, 1)] if DEVICE_OPS[shape.op].split else []
     candidates += [(other, split) for other in _other_pipelines(instance)]
-    others = [other for other in listed_instances(shape.op) if other != instance]
-    candidates += [(other, split) for other in sorted(others, key=lambda other: (_tile_distance(instance, other), other.name))[:_NEAREST]]
+    candidates += [(other, split) for other in nearest(instance, (each for each in listed_instances(shape.op) if each != instance))]
     for other, parts in dict.fromkeys(candidates):
         if not unfit_sizes(other, parts, shape, device):
             yield other, parts
@@ -317,12 +295,3 @@ def _other_pipelines(instance: XdlInstance) -> Iterator[XdlInstance]:
         if pipeline != instance.pipeline:
             with contextlib.suppress(PluginError):
                 yield attrs.evolve(instance, pipeline=pipeline)
-
-
-def _tile_distance(first: XdlInstance, second: XdlInstance) -> float:
-    """Return the sum of the logarithms of the ratios of two tiles' sides."""
-    return sum(abs(math.log2(a / b)) for a, b in zip((first.m, first.n, first.k), (second.m, second.n, second.k), strict=True))
-
-
-def _cost(instance: XdlInstance, split: int, shape: Shape, device: Device) -> float:
-    return cost_of((instance.m, instance.n, depth(instance)), split, shape, device)

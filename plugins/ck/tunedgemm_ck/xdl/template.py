@@ -6,12 +6,11 @@ A source includes CK's headers and exports the functions of ``call.h``.
 from __future__ import annotations
 
 import attrs
-from tunedgemm.plugin import PluginError
 
 from tunedgemm_ck.problem import Problem
 from tunedgemm_ck.xdl.names import XdlInstance
 
-IMPL = "ck/tensor_operation/gpu/device/impl/"
+_IMPL = "ck/tensor_operation/gpu/device/impl/"
 
 
 @attrs.frozen
@@ -71,15 +70,7 @@ CK_TYPES = {
     "fp4x2": "ck::f4x2_pk_t",
 }
 
-_HEAD = """\
-// {name}
-// {problem}
-#include "call.h"
-
-#include <array>
-#include <cstdint>
-#include <hip/hip_runtime.h>
-
+_HEADERS = """\
 #if !__has_include("{header}")
 #error "Composable Kernel's {header} is missing: ROCm {since} or later has it (package composablekernel-dev)"
 #endif
@@ -89,7 +80,18 @@ _HEAD = """\
 #include "ck/tensor_operation/gpu/element/element_wise_operation.hpp"
 #include "ck/utility/blkgemmpipe_scheduler.hpp"
 #include "{header}"
+"""
 
+_HEAD = """\
+// {name}
+// {problem}
+#include "call.h"
+
+#include <array>
+#include <cstdint>
+#include <hip/hip_runtime.h>
+
+{headers}
 namespace {{
 
 using Row = ck::tensor_layout::gemm::RowMajor;
@@ -199,14 +201,17 @@ auto with_gemm(const TunedGemmCall&, const Act& act) {
 """
 
 
-def render(instance: XdlInstance, problem: Problem) -> str:
-    """Return the source of an instance's shared object for a problem, the same in every process.
+#: Options that inline all of a kernel.
+INLINED = ("-mllvm", "-amdgpu-early-inline-all=true", "-mllvm", "-amdgpu-function-calls=false", "-mllvm", "-enable-post-misched=0")
 
-    Raises:
-        PluginError: the instance is of another op.
-    """
-    if instance.op != problem.op:
-        raise PluginError(f"ck: {instance.name} is an instance of {instance.op}, not of {problem.op}")
+
+def headers_of(header: str, since: str) -> str:
+    """Return the includes of a device op's *header*, which CK has *since* a release of ROCm."""
+    return _HEADERS.format(header=_IMPL + header, since=since)
+
+
+def render(instance: XdlInstance, problem: Problem) -> str:
+    """Return the source of an instance's shared object for a problem, the same in every process."""
     op = DEVICE_OPS[problem.op]
     description = (
         f"{problem.op} {problem.dtype} -> {problem.outdtype}, bias {problem.bias_dtype or 'none'}, {problem.layout}, {problem.gfx}"
@@ -214,8 +219,7 @@ def render(instance: XdlInstance, problem: Problem) -> str:
     head = _HEAD.format(
         name=instance.name,
         problem=description,
-        header=IMPL + op.header,
-        since=op.since,
+        headers=headers_of(op.header, op.since),
         dtype=CK_TYPES[problem.dtype],
         outdtype=CK_TYPES[problem.outdtype],
         sum="int32_t" if problem.dtype == "int8" else "float",
@@ -236,9 +240,13 @@ def flags(instance: XdlInstance, problem: Problem) -> tuple[str, ...]:
     ``f8_t``.
     """
     del instance
-    ocp = int(problem.gfx not in ("gfx90a", "gfx942"))
-    inlined = ("-mllvm", "-amdgpu-early-inline-all=true", "-mllvm", "-amdgpu-function-calls=false", "-mllvm", "-enable-post-misched=0")
-    return (f"-DCK_USE_OCP_FP8={ocp}", f"-DCK_USE_FNUZ_FP8={1 - ocp}", "-DCK_ENABLE_ALL_DTYPES=1", *inlined)
+    ocp = has_ocp(problem.gfx)
+    return (f"-DCK_USE_OCP_FP8={ocp}", f"-DCK_USE_FNUZ_FP8={1 - ocp}", "-DCK_ENABLE_ALL_DTYPES=1", *INLINED)
+
+
+def has_ocp(gfx: str) -> int:
+    """Return 1 where the fp8 of an architecture is OCP's, else 0."""
+    return int(gfx not in ("gfx90a", "gfx942"))
 
 
 def _epilogue(op: DeviceOp, problem: Problem) -> str:

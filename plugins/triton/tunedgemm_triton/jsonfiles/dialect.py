@@ -16,7 +16,7 @@ from tunedgemm_triton.jsonfiles.entries import Entry
 from tunedgemm_triton.jsonfiles.files import Sizes
 from tunedgemm_triton.moe.names import OP as MOE_OP
 from tunedgemm_triton.mx.names import OPS as MX_OPS
-from tunedgemm_triton.space import LIBTYPE
+from tunedgemm_triton.names import LIBTYPE
 
 #: Op -> tag, the kernel's name in the names of its files, as in AITER's.
 TAGS = {

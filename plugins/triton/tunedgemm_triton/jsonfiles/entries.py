@@ -24,7 +24,6 @@ from tunedgemm_triton.mx.names import Mx
 from tunedgemm_triton.mx.resources import decodes
 from tunedgemm_triton.names import Gemm
 from tunedgemm_triton.resources import ceil_div, has_idle_part, packs, step_of
-from tunedgemm_triton.space import LIBTYPE
 
 Entry = Mapping[str, Any]
 
@@ -51,7 +50,7 @@ DERIVED = {
 }
 _CACHE = (None, "", ".cg")
 
-KINDS: dict[str, Any] = {**{word: family.kind for word, family in names.FAMILIES.items()}, "mx": Mx, "moe": Moe}
+KINDS: dict[str, Any] = {kind.family: kind for kind in (*names.KINDS, Mx, Moe)}
 
 
 @attrs.frozen
@@ -227,8 +226,7 @@ def solution_of(entry: Entry, shape: Shape, device: Device) -> tuple[Solution | 
     notes = [*parsed.unused, *notes, *([note] if note else [])]
     if reason:
         return None, (*notes, reason)
-    invariant = kernel.family not in ("streamk", "moe")
-    return Solution(LIBTYPE, kernel.name, split_k if split_k > 1 else 0, batch_invariant=invariant), tuple(notes)
+    return names.solution_of(kernel, split_k), tuple(notes)
 
 
 def _without_foreign_options(kernel: Any, entry: Entry, shape: Shape, device: Device) -> tuple[Any, list[str]]:

@@ -8,7 +8,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 from tunedgemm.plugin import Device, Op, PluginError, Shape, Solution, UserError
@@ -55,13 +54,8 @@ def files_of(rows: Iterable[Row], dialect: Dialect, style: str, times: Timed) ->
         else:
             name = Name(row.gfx, dialect.tag_of(row.shape), sizes_of(row.shape))
             groups.setdefault(name, []).append(row)
-    ordered = sorted(groups.items(), key=_order)
+    ordered = sorted(groups.items(), key=lambda item: (item[0].gfx, item[0].tag, [size for _, size in item[0].sizes]))
     return Exported({name: entries_of(group, dialect, style, times_on(name.gfx, times)) for name, group in ordered}, tuple(left))
-
-
-def _order(item: tuple[Name, Any]) -> tuple[str, str, list[int]]:
-    name = item[0]
-    return name.gfx, name.tag, [size for _, size in name.sizes]
 
 
 def _left(row: Row, dialect: Dialect) -> str:
@@ -109,7 +103,7 @@ def cheapest(rows: Sequence[Row], times: Times) -> Row:
     best = {row.shape: row.us for row in reversed(rows)}
 
     def cost(candidate: Row) -> float:
-        own = {**{row.shape: row.us for row in rows if row.solution == candidate.solution}}
+        own = {row.shape: row.us for row in rows if row.solution == candidate.solution}
         known = [own.get(shape) or times.get(shape, {}).get(candidate.solution, 0.0) for shape in best]
         return math.prod(us / best[shape] for us, shape in zip(known, best, strict=True)) if all(known) else math.inf
 

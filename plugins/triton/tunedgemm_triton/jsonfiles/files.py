@@ -184,11 +184,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-def text_of(entries: Mapping[str, Entry]) -> str:
-    """Return a file's text, in the form of AITER's."""
-    return json.dumps(entries, indent=4) + "\n"
-
-
 def write(path: Path, entries: Mapping[str, Entry]) -> None:
     """Write a file atomically: readers see the old file or the new one.
 
@@ -197,7 +192,7 @@ def write(path: Path, entries: Mapping[str, Entry]) -> None:
     """
     check_writable(path.parent)
     try:
-        replace_file(path, text_of(entries).encode())
+        replace_file(path, (json.dumps(entries, indent=4) + "\n").encode())  # in the form of AITER's
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}; choose another folder with --save-path") from None
 

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import itertools
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -156,19 +157,10 @@ def _read(path: str, _changed: int) -> Space:
     parts = content if isinstance(content, list) else [content]
     if not parts or not all(isinstance(part, dict) and part for part in parts):
         raise UserError(f"{path}: must be an object of parameters and values, as {{'BLOCK_SIZE_M': [32, 64], ...}}, or a list of them")
-    if sum(map(_count, parts)) > MOST:
+    counts = (math.prod(len(value) if isinstance(value, list) else 1 for value in part.values()) for part in parts)
+    if sum(counts) > MOST:
         raise UserError(f"{path}: must list at most {MOST} configurations; leave out values")
     return Space(path, tuple(entry for part in parts for entry in _product(part)))
-
-
-def _count(values: Mapping[str, Any]) -> int:
-    """Return the number of configurations, or one above `MOST`."""
-    count = 1
-    for value in values.values():
-        count *= len(value) if isinstance(value, list) else 1
-        if count > MOST:
-            break
-    return count
 
 
 def _product(values: Mapping[str, Any]) -> Iterator[Entry]:

@@ -8,24 +8,16 @@ decoded to bf16 in the kernel. `Solution.split_k` is the parts of K in the first
 
 from __future__ import annotations
 
-import functools
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import attrs
-from tunedgemm.plugin import PluginError
 from tunedgemm.tools.tables import KernelName
 
-from tunedgemm_triton.names import check_revision, power, within
+from tunedgemm_triton.names import Kernel, parser_of, power, within
 
 OP = "fmoe"
 
-#: Raise it whenever a source of `kernels` that `moe.plan` names changes what a name means or its
-#: speed.
-REVISION = 1
-
-_EXAMPLE = "moe_r1_m64g8_n128k64w8s4_n128k64w8s4"
 _STAGES = "".join(f"_n{{{of}.block_n}}k{{{of}.block_k}}w{{{of}.warps}}s{{{of}.stages}}" for of in ("first", "second"))
-_NAME = KernelName("moe_r{revision}_m{block_m}g{group_m}" + _STAGES + "[_t?swap][_a?alone][_d?decode]", "revision")
 
 
 @attrs.frozen(cache_hash=True)
@@ -40,7 +32,7 @@ class Tile:
 
 
 @attrs.frozen(cache_hash=True)
-class Moe:
+class Moe(Kernel):
     """Parameters of a fused mixture of experts.
 
     Attributes:
@@ -55,6 +47,7 @@ class Moe:
     """
 
     family: ClassVar[str] = "moe"
+    form: ClassVar[KernelName] = KernelName("moe_r{revision}_m{block_m}g{group_m}" + _STAGES + "[_t?swap][_a?alone][_d?decode]", "revision")
     block_m: int = power(16, 256)
     group_m: int = power(1, 64)
     first: Tile
@@ -63,23 +56,12 @@ class Moe:
     alone: bool = False
     decode: bool = False
 
-    @property
-    def name(self) -> str:
-        """Return the text of ``kernelName``."""
-        return _NAME.write(self, revision=REVISION)
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> Moe:
+        """Return the parameters of the fields of a name."""
+        own = {field: value for field, value in fields.items() if "." not in field}
+        first, second = (Tile(**{field.name: fields[f"{of}.{field.name}"] for field in attrs.fields(Tile)}) for of in ("first", "second"))
+        return cls(first=first, second=second, **own)
 
 
-@functools.lru_cache(maxsize=4096)
-def parse_name(name: str) -> Moe:
-    """Return the parameters behind a kernel name.
-
-    Raises:
-        PluginError: no fused mixture of experts of this revision has that name.
-    """
-    fields = _NAME.parse(name)
-    if fields is None:
-        raise PluginError(f"unknown triton mixture of experts {name!r}; names look like {_EXAMPLE}")
-    check_revision(name, fields.pop("revision"), REVISION)
-    own = {field: value for field, value in fields.items() if "." not in field}
-    first, second = (Tile(**{field.name: fields[f"{of}.{field.name}"] for field in attrs.fields(Tile)}) for of in ("first", "second"))
-    return Moe(first=first, second=second, **own)
+parse_name = parser_of("mixture of experts", "moe_r1_m64g8_n128k64w8s4_n128k64w8s4", Moe)

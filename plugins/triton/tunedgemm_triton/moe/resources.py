@@ -6,7 +6,7 @@ from tunedgemm.plugin import Device, Shape
 from tunedgemm.tools.launching import ARCHITECTURES, dtype_bits, unusual_experts
 
 from tunedgemm_triton import installed
-from tunedgemm_triton.limits import MAX_GRID_YZ, MAX_TILES, unsupported_fp8, unsupported_with
+from tunedgemm_triton.limits import MAX_GRID_YZ, MAX_TILES, unsupported_fp8
 from tunedgemm_triton.moe.names import Moe, Tile
 from tunedgemm_triton.mx.resources import decodes, scaled_rows
 from tunedgemm_triton.resources import ceil_div, has_idle_part
@@ -21,12 +21,8 @@ _MOST_DECODED = 176
 SCALES = {"No": "none", "per_Tensor": "tensor", "per_Token": "row", "per_1x128": "block", "per_1x32": "mx"}
 
 
-def unsupported(shape: Shape, device: Device) -> str | None:
-    """Return why `fmoe` kernels do not take the shape on the architecture, or None."""
-    return unsupported_with(_unsupported_operands, shape, device)
-
-
-def _unsupported_operands(shape: Shape, device: Device) -> str | None:
+def unsupported_operands(shape: Shape, device: Device) -> str | None:
+    """Return why no `fmoe` kernel takes the operands on the architecture, or None."""
     if unusual := unusual_experts(shape):
         return f"kernels of fmoe do not take {unusual}"
     if reason := unsupported_fp8(str(shape["q_dtype_w"]), device.gfx):

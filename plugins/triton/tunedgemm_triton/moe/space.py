@@ -6,15 +6,14 @@ import math
 from collections.abc import Iterator
 
 import attrs
-from tunedgemm.plugin import Device, PluginError, Shape, Solution
+from tunedgemm.plugin import Device, Shape
 from tunedgemm.tools.launching import ARCHITECTURES, dtype_bits
 
-from tunedgemm_triton.moe.names import Moe, Tile, parse_name
-from tunedgemm_triton.moe.resources import fits, pairs_of, rows_of, scale_of, tiles_of, unsupported
+from tunedgemm_triton.moe.names import Moe, Tile
+from tunedgemm_triton.moe.resources import pairs_of, rows_of, scale_of, tiles_of
 from tunedgemm_triton.mx.resources import decodes
 from tunedgemm_triton.resources import ceil_div
-from tunedgemm_triton.space import LIBTYPE
-from tunedgemm_triton.tiles import neighbours
+from tunedgemm_triton.tiles import neighbours as steps
 
 #: Most solutions of one shape.
 MOST = 48
@@ -52,40 +51,20 @@ _LADDERS = {
 }
 
 
-def enumerate_solutions(shape: Shape, device: Device) -> Iterator[Solution]:
-    """Yield the solutions of a shape that fit, each once, at most `MOST`, best guesses first."""
-    if unsupported(shape, device):
-        return
-    count = 0
-    for kernel, split in dict.fromkeys(_candidates(shape, device)):
-        if count < MOST and fits(kernel, split, shape, device):
-            count += 1
-            yield Solution(LIBTYPE, kernel.name, split if split > 1 else 0)
-
-
-def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solution]:
-    """Yield the neighbours of a solution: one parameter of a stage, the block, or splitK, moved one
-    step.
-    """
-    try:
-        kernel, split = parse_name(solution.kernel_name), max(solution.split_k, 1)
-    except PluginError:
-        return
-    near = [(kernel, other) for other in neighbours(SPLITS, split)]
+def neighbours(kernel: Moe, split: int, _: Shape) -> Iterator[tuple[Moe, int]]:
+    """Yield a kernel with one parameter of a stage, the block, or splitK, moved one step."""
+    yield from ((kernel, other) for other in steps(SPLITS, split))
     for stage in ("first", "second"):
         tile = getattr(kernel, stage)
         for field, ladder in _LADDERS.items():
-            for value in neighbours(ladder, getattr(tile, field)):
-                near.append((attrs.evolve(kernel, **{stage: attrs.evolve(tile, **{field: value})}), split))
-    near += [(attrs.evolve(kernel, block_m=value), split) for value in neighbours((16, 32, 64, 128), kernel.block_m) if not kernel.alone]
-    near += [(attrs.evolve(kernel, group_m=value), split) for value in neighbours((1, 2, 4, 8, 16), kernel.group_m)]
-    near.append((attrs.evolve(kernel, swap=not kernel.swap), split))
-    for changed, factor in near:
-        if fits(changed, factor, shape, device):
-            yield Solution(LIBTYPE, changed.name, factor if factor > 1 else 0)
+            for value in steps(ladder, getattr(tile, field)):
+                yield attrs.evolve(kernel, **{stage: attrs.evolve(tile, **{field: value})}), split
+    yield from ((attrs.evolve(kernel, block_m=value), split) for value in steps((16, 32, 64, 128), kernel.block_m) if not kernel.alone)
+    yield from ((attrs.evolve(kernel, group_m=value), split) for value in steps((1, 2, 4, 8, 16), kernel.group_m))
+    yield attrs.evolve(kernel, swap=not kernel.swap), split
 
 
-def _candidates(shape: Shape, device: Device) -> Iterator[tuple[Moe, int]]:
+def candidates(shape: Shape, device: Device) -> Iterator[tuple[Moe, int]]:
     """Yield kernels: few pairs are bound by reading weights, hence small tiles and a split of K;
     many by the products.
     """

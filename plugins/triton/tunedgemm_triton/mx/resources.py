@@ -5,19 +5,15 @@ from __future__ import annotations
 from tunedgemm.plugin import Device, Shape
 from tunedgemm.tools.launching import ARCHITECTURES
 
-from tunedgemm_triton.limits import MAX_PARTIAL_BYTES, MAX_TILES, unsupported_with
+from tunedgemm_triton.limits import MAX_PARTIAL_BYTES, MAX_TILES
 from tunedgemm_triton.mx.names import OPS, Mx
 from tunedgemm_triton.resources import ceil_div, has_idle_part
 
 LAYOUTS = ("row", "aiter16x16")
 
 
-def unsupported(shape: Shape, device: Device) -> str | None:
-    """Return why no product of mxfp4 takes the shape on the architecture, or None."""
-    return unsupported_with(_unsupported_operands, shape, device)
-
-
-def _unsupported_operands(shape: Shape, device: Device) -> str | None:
+def unsupported_operands(shape: Shape, device: Device) -> str | None:
+    """Return why no product of mxfp4 takes the operands on the architecture, or None."""
     if shape.dtype != OPS[shape.op]:
         return f"activations of {shape.op} must be {OPS[shape.op]}, which has the range of the scales (got {shape.dtype})"
     if shape.dtype == "bf16" and ARCHITECTURES[device.gfx].matrix == "wmma":

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import attrs
-from tunedgemm.plugin import Device, PluginError, Shape, Solution
+from tunedgemm.plugin import Device, Shape
 
-from tunedgemm_triton.cost import sort_splits
-from tunedgemm_triton.mx.names import Mx, parse_name
-from tunedgemm_triton.mx.resources import decodes, fits, scaled_rows, shares_registers, tiles_of, unsupported
+from tunedgemm_triton.cost import useful_splits
+from tunedgemm_triton.mx.names import Mx
+from tunedgemm_triton.mx.resources import decodes, scaled_rows, shares_registers, tiles_of
 from tunedgemm_triton.resources import ceil_div
-from tunedgemm_triton.space import LIBTYPE
-from tunedgemm_triton.tiles import neighbours
+from tunedgemm_triton.tiles import neighbours as steps
 
 #: Most solutions of one shape.
 MOST = 48
@@ -37,47 +36,27 @@ _MANY = (
 _DECODED = (64, 128, 128, 8, 3)
 
 
-def enumerate_solutions(shape: Shape, device: Device) -> Iterator[Solution]:
-    """Yield the solutions of a shape that fit, each once, at most `MOST`, best guesses first."""
-    if unsupported(shape, device):
-        return
-    count = 0
-    for kernel, split in dict.fromkeys(_candidates(shape, device)):
-        if count < MOST and fits(kernel, split, shape, device):
-            count += 1
-            yield _solution(kernel, split)
-
-
-def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solution]:
-    """Yield the neighbours of a solution: one parameter, or splitK, moved one step."""
-    try:
-        kernel, split = parse_name(solution.kernel_name), max(solution.split_k, 1)
-    except PluginError:
-        return
+def neighbours(kernel: Mx, split: int, shape: Shape) -> Iterator[tuple[Mx, int]]:
+    """Yield a kernel with one parameter, or splitK, moved one step."""
     ladders = {
         "block_m": (16, 32, 64, 128, 256), "block_n": (16, 32, 64, 128, 256), "block_k": (64, 128, 256, 512), "group_m": (1, 2, 4, 8, 16),
         "warps": (1, 2, 4, 8), "stages": tuple(range(1, 9)),
     }  # fmt: skip
-    near = [(kernel, other) for other in neighbours(SPLITS, split)]
+    yield from ((kernel, other) for other in steps(SPLITS, split))
     if shape.m <= kernel.block_m:  # a group larger than the tiles along M is the same kernel
         del ladders["group_m"]
     for field, ladder in ladders.items():
-        near += [(attrs.evolve(kernel, **{field: value}), split) for value in neighbours(ladder, getattr(kernel, field))]
-    near += [(attrs.evolve(kernel, swap=not kernel.swap), split), (attrs.evolve(kernel, decode=not kernel.decode), split)]
-    for changed, factor in near:
-        if fits(changed, factor, shape, device):
-            yield _solution(changed, factor)
+        yield from ((attrs.evolve(kernel, **{field: value}), split) for value in steps(ladder, getattr(kernel, field)))
+    yield attrs.evolve(kernel, swap=not kernel.swap), split
+    yield attrs.evolve(kernel, decode=not kernel.decode), split
 
 
-def _solution(kernel: Mx, split: int) -> Solution:
-    return Solution(LIBTYPE, kernel.name, split if split > 1 else 0, batch_invariant=True)
-
-
-def _candidates(shape: Shape, device: Device) -> Iterator[tuple[Mx, int]]:
+def candidates(shape: Shape, device: Device) -> Iterator[tuple[Mx, int]]:
+    """Yield the kernels worth timing for a shape."""
     for rank in range(3):
         for decode in decodes(device.gfx, shape.dtype):
             for kernel in _kernels(shape, device, decode=decode):
-                splits = _splits(kernel, shape, device)
+                splits = useful_splits(SPLITS, tiles_of(kernel, shape), ceil_div(shape.k, kernel.block_k), 2, device)
                 if rank < len(splits):
                     yield kernel, splits[rank]
 
@@ -97,10 +76,3 @@ def _kernels(shape: Shape, device: Device, *, decode: bool) -> Iterator[Mx]:
         for block_m, block_n, block_k, warps, stages in (_DECODED, *_MANY) if shares_registers(device.gfx, decode) else _MANY:
             if block_m <= covered:
                 yield Mx(block_m, block_n, block_k, 8, warps, 2 if amd else stages, rows > block_m, decode)
-
-
-def _splits(kernel: Mx, shape: Shape, device: Device) -> list[int]:
-    """Return the factors worth timing, the best guess first."""
-    count, steps = tiles_of(kernel, shape), ceil_div(shape.k, kernel.block_k)
-    useful = [split for split in SPLITS if split == 1 or (steps >= 2 * split and count * split <= 2 * device.cu_num)]
-    return sort_splits(useful, count, device)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from tunedgemm.plugin import Device, Shape
 
 from tunedgemm_ck.cutlass.cost import cost_of
-from tunedgemm_ck.cutlass.moe.limits import stage_of, unfit, unfit_stage, unsupported
+from tunedgemm_ck.cutlass.moe.limits import stage_of, unfit, unfit_stage
 from tunedgemm_ck.cutlass.names import CutlassInstance
 from tunedgemm_ck.cutlass.resources import width_of
 from tunedgemm_ck.cutlass.space import WORSE, enumerate_all, neighbours
@@ -91,8 +91,6 @@ def enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterator[Ca
     The best of each stage make all their pairs; *full* also pairs every instance with the best of
     the other stage.
     """
-    if unsupported(shape, device):
-        return
     listed = listed_instances(str(shape["q_type"]), str(shape["q_dtype_w"]), full)
     ranked = [_ranked(listed, stage_of(shape, stage), device) for stage in (1, 2)]
     pairs = set(itertools.product(*(some[:_BEST] for some in ranked)))

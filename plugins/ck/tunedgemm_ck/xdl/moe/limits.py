@@ -11,7 +11,6 @@ import attrs
 from tunedgemm.plugin import Device, Shape
 from tunedgemm.tools.launching import ARCHITECTURES, unusual_experts
 
-from tunedgemm_ck.family import Instance
 from tunedgemm_ck.names import Stages
 from tunedgemm_ck.xdl.limits import DTYPES
 from tunedgemm_ck.xdl.moe.cut import RENDERED_ACTIVATIONS, RENDERED_EPILOGUES, lds, unrenderable
@@ -30,14 +29,10 @@ GFX = ARCHITECTURES.having(matrix="mfma", fp8=("fp8_e4m3fn", "fp8_e4m3fnuz"))
 MOST, MOST_ROWS, MOST_TOPK = 1 << 31, 1 << 24, 128
 
 
-def unfit(instance: Instance, split: int, shape: Shape, device: Device) -> str | None:
+def unfit(instance: Stages, split: int, shape: Shape, device: Device) -> str | None:
     """Return why a pair of instances cannot serve a shape on a device, or None."""
-    if not isinstance(instance, Stages):
-        return f"{instance.name} is only one stage; fmoe needs two"
     if split:
         return f"splitK of fmoe must be 0 (got {split})"
-    if reason := unsupported(shape, device):
-        return reason
     for number, stage in enumerate((instance.first, instance.second), 1):
         assert isinstance(stage, MoeInstance)
         if stage.stage != number:
@@ -66,7 +61,6 @@ def unsupported(shape: Shape, device: Device) -> str | None:
             str(shape["act"]) in RENDERED_ACTIVATIONS,
             f"{' or '.join(RENDERED_ACTIVATIONS)} (got {shape['act']}, which CK's headers of 2025 lack)",
         ),
-        (shape.m > 0, "at least one token"),
         (pairs < MOST_ROWS and topk < MOST_TOPK, f"less than {MOST_ROWS} pairs of a token and an expert, topk below {MOST_TOPK}"),
         (weights < MOST, f"less than {MOST} elements of all experts' weights (got {weights})"),
         (2 * weights // int(shape["expert"]) < MOST, f"weights of an expert of less than {MOST} bytes"),

@@ -10,14 +10,13 @@ from collections.abc import Iterable, Iterator
 from tunedgemm.plugin import Device, Shape
 from tunedgemm.tools.launching import dtype_bits
 
-from tunedgemm_ck.family import Instance
 from tunedgemm_ck.names import Stages
 from tunedgemm_ck.xdl.cost import clocks, order_by_cost
 from tunedgemm_ck.xdl.limits import none_fits
 from tunedgemm_ck.xdl.moe.limits import instance_of, unfit_stage, unsupported
 from tunedgemm_ck.xdl.moe.names import MoeInstance
 
-Candidate = tuple[Instance, int]
+Candidate = tuple[Stages, int]
 
 #: Kind of the scales (``rows`` for per_Token and per_Tensor) and stage to tiles: threads, M, N and
 #: K, waves along M and N, pipeline. They are in the order of how often AITER's tuned_fmoe tables of
@@ -93,10 +92,9 @@ def enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterable[Ca
     return order_by_cost(costs, full)
 
 
-def enumerate_neighbours(instance: Instance, split: int, shape: Shape, device: Device) -> Iterator[Candidate]:
+def enumerate_neighbours(instance: Stages, split: int, shape: Shape, device: Device) -> Iterator[Candidate]:
     """Yield pairs of which one stage is another listed one."""
-    if not isinstance(instance, Stages) or split or unsupported(shape, device):
-        return
+    del split
     for other in _offered(shape, device, 1, full=True):
         if other != instance.first:
             yield Stages(other, instance.second), 0
@@ -107,8 +105,6 @@ def enumerate_neighbours(instance: Instance, split: int, shape: Shape, device: D
 
 def _offered(shape: Shape, device: Device, stage: int, full: bool) -> list[MoeInstance]:
     """Return a stage's listed instances that fit; without *full* at most `DEFAULTS` of a kind."""
-    if unsupported(shape, device):
-        return []
     instances = listed_stages(shape, device, stage)
     most = None if full else DEFAULTS[kind_of(shape), stage]
     fitting = [instance for instance in instances[:most] if not unfit_stage(instance, shape, device)]

@@ -11,7 +11,7 @@ from tunedgemm_ck.problem import Problem
 from tunedgemm_ck.stages import render_constants
 from tunedgemm_ck.xdl.moe.cut import RENDERED_ACTIVATIONS, cut_of, unrenderable
 from tunedgemm_ck.xdl.moe.names import BLOCK, DTYPE_WORDS, MoeInstance
-from tunedgemm_ck.xdl.template import CK_TYPES, IMPL
+from tunedgemm_ck.xdl.template import CK_TYPES, headers_of
 
 _SOURCES = Path(__file__).parents[1] / "sources"
 
@@ -30,16 +30,6 @@ _HEAD = """\
 #include <cstdint>
 #include <hip/hip_runtime.h>
 
-#if !__has_include("{header}")
-#error "Composable Kernel's {header} is missing: ROCm {since} or later has it (package composablekernel-dev)"
-#endif
-#include "ck/ck.hpp"
-#include "ck/tensor_operation/gpu/device/gemm_specialization.hpp"
-#include "ck/tensor_operation/gpu/device/tensor_layout.hpp"
-#include "ck/tensor_operation/gpu/element/element_wise_operation.hpp"
-#include "ck/utility/blkgemmpipe_scheduler.hpp"
-#include "{header}"
-
 """
 
 _TYPES = """\
@@ -55,7 +45,7 @@ using In = {dtype};
 using Out = {outdtype};
 using Sum = {sum};
 constexpr bool first = {first}, weighted = {weighted}, scaled = {scaled}, blocks = {blocks};
-constexpr int tile_m = {m};
+constexpr int tile_m = {of.m};
 
 // CK's kernel has applied scales and weights of the routing: the sum is rounded once. Older
 // versions of CK's conversion to bfloat16 truncate.
@@ -72,11 +62,11 @@ _GEMM = """
 using Gemm = ck::tensor_operation::device::{name}<
     Row, Col, {layouts}, Row,
     {types}, Out, Sum, float, Same, Same, Epilogue, ck::tensor_operation::device::GemmSpecialization::Default,
-    {threads}, {m}, {n}, {k}, {k1}, {k1}, 16, 16, {per_wave_m}, {per_wave_n},
-    S<{k0}, {rows}, 1>, S<1, 0, 2>, S<1, 0, 2>, 2, {k1}, {k1}, 0,
-    S<{k0}, {rows}, 1>, S<1, 0, 2>, S<1, 0, 2>, 2, {k1}, {k1}, 0,
-    {shuffle_m}, {per_wave_n}, S<1, {store_m}, 1, {store_n}>, S<{store}, 1, 1, 1>,
-    ck::BlockGemmPipelineScheduler::Intrawave, ck::BlockGemmPipelineVersion::v{pipeline}, {act}, false, first, weighted,{token}
+    {threads}, {of.m}, {of.n}, {of.k}, {cut.k1}, {cut.k1}, 16, 16, {cut.per_wave[0]}, {cut.per_wave[1]},
+    S<{k0}, {rows}, 1>, S<1, 0, 2>, S<1, 0, 2>, 2, {cut.k1}, {cut.k1}, 0,
+    S<{k0}, {rows}, 1>, S<1, 0, 2>, S<1, 0, 2>, 2, {cut.k1}, {cut.k1}, 0,
+    {cut.shuffle_m}, {cut.per_wave[1]}, S<1, {cut.store_m}, 1, {cut.store_n}>, S<{cut.store}, 1, 1, 1>,
+    ck::BlockGemmPipelineScheduler::Intrawave, ck::BlockGemmPipelineVersion::v{of.pipeline}, {act}, false, first, weighted,{token}
     ck::index_t, In>;
 
 }}  // namespace tunedgemm::stage
@@ -93,7 +83,7 @@ def render_stage(of: MoeInstance, problem: Problem) -> str:
     if reason := unrenderable(of) or (f"it is of stage {of.stage}, not {problem.stage}" if of.stage != problem.stage else ""):
         raise PluginError(f"ck {of.name}: {reason}")
     header = "device_moe_gemm_blockscale.hpp" if of.quant == BLOCK else "device_moe_gemm.hpp"
-    head = _HEAD.format(name=of.name, problem=f"{problem.op} on {problem.gfx}", header=IMPL + header, since=SINCE)
+    head = _HEAD.format(name=of.name, problem=f"{problem.op} on {problem.gfx}") + headers_of(header, SINCE) + "\n"
     types = _TYPES.format(
         dtype=_type(of.dtypes[0]),
         outdtype=_type(of.dtypes[2]),
@@ -102,7 +92,7 @@ def render_stage(of: MoeInstance, problem: Problem) -> str:
         weighted=_truth(of.weighted),
         scaled=_truth(of.quant != 0),
         blocks=_truth(of.quant == BLOCK),
-        m=of.m,
+        of=of,
     )
     return head + render_constants(problem) + _source("route.h") + types + _gemm(of) + _source("stages.h")
 
@@ -116,19 +106,10 @@ def _gemm(of: MoeInstance) -> str:
         layouts="ck::Tuple<Row>" if block else "ck::Tuple<Row, Col, Row>",
         types="In, float, In, float, ck::Tuple<float>" if block else f"In, In, {three}",
         threads=f"{of.threads}, 1, 128, 128" if block else str(of.threads),
-        m=of.m,
-        n=of.n,
-        k=of.k,
-        k1=cut.k1,
-        per_wave_m=cut.per_wave[0],
-        per_wave_n=cut.per_wave[1],
+        of=of,
+        cut=cut,
         k0=of.k // cut.k1,
         rows=of.threads // (of.k // cut.k1),
-        shuffle_m=cut.shuffle_m,
-        store_m=cut.store_m,
-        store_n=cut.store_n,
-        store=cut.store,
-        pipeline=of.pipeline,
         act=RENDERED_ACTIVATIONS[of.act] if of.stage == 1 else 0,
         token="" if block else f" {_truth(of.quant != 1)},",
     )

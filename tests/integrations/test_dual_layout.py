@@ -22,10 +22,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.flop_counter import FlopCounterMode
 from tunedgemm.dispatch.preshuffle import PRESHUFFLE_M_THRESHOLD
 from tunedgemm.errors import OperandError
-from tunedgemm.integrations.convert import Converted, convert
-from tunedgemm.ops.formats import twofold
+from tunedgemm.integrations.conversion import Converted, convert
+from tunedgemm.ops.formats import dual_layout
+from tunedgemm.ops.formats.dual_layout import DualLayoutWeight
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, unshuffle_weight
-from tunedgemm.ops.formats.twofold import TwofoldWeight
 
 BF16, SIDE = torch.bfloat16, 64
 MANY = PRESHUFFLE_M_THRESHOLD
@@ -153,7 +153,7 @@ def test_the_copy_is_dropped_by_collectives(met, group, collective: Any, of: Any
     assert layer.weight.orders is not None
     collective(of(layer), **({"src": 0} if collective is distributed.broadcast else {}))
     assert layer.weight.orders is None
-    while not twofold.is_sole_holder(layer.weight):  # gloo's threads let the operand go a little later
+    while not dual_layout.is_sole_holder(layer.weight):  # gloo's threads let the operand go a little later
         time.sleep(0.01)
     check(layer, met)
 
@@ -369,7 +369,7 @@ def test_a_traced_call_makes_no_copy(met) -> None:
 def test_a_write_during_the_copy_is_not_lost(met, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread may take `data` and write while a call makes the copy."""
     layer, done = layer_of(drawn(1))
-    shuffle = twofold.shuffle_weight
+    shuffle = dual_layout.shuffle_weight
 
     def interrupted(weight: torch.Tensor, layout: str) -> torch.Tensor:
         shuffled = shuffle(weight, layout)
@@ -378,7 +378,7 @@ def test_a_write_during_the_copy_is_not_lost(met, monkeypatch: pytest.MonkeyPatc
 
     done.refresh()
     with monkeypatch.context() as patched:
-        patched.setattr(twofold, "shuffle_weight", interrupted)
+        patched.setattr(dual_layout, "shuffle_weight", interrupted)
         layer(x_of(MANY))
     check(layer, met)
 
@@ -411,7 +411,7 @@ def test_the_weight_stays_a_parameter(met) -> None:
     layer = Layer(SIDE, SIDE, dtype=BF16).requires_grad_(False)
     weight = layer.weight
     convert(layer, shuffle=True, keep_plain=True)
-    assert layer.weight is weight and type(weight) is TwofoldWeight and isinstance(weight, torch.nn.Parameter)
+    assert layer.weight is weight and type(weight) is DualLayoutWeight and isinstance(weight, torch.nn.Parameter)
     assert list(layer.state_dict()) == ["weight", "bias"] and not layer._buffers
     layer(x_of(MANY))
     assert isinstance(weight.orders.shuffled, ShuffledWeight)

@@ -14,10 +14,10 @@ from tunedgemm.device import Device, current_device, device_of
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.tuner import workload as module
+from tunedgemm.tuner import rounds as module
 from tunedgemm.tuner.measure import median_and_noise
+from tunedgemm.tuner.rounds import Workload, cache_bytes, clocks, touch
 from tunedgemm.tuner.trial import Samples
-from tunedgemm.tuner.workload import Workload, cache_bytes, clocks, touch
 
 OP = op_named("a16w16")
 SMALL = Shape("a16w16", 1, 16, 32, "fp32")

@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tunedgemm.process.switches import kept_switches
+from tunedgemm.process.process_state import kept_switches
 from tunedgemm.tools.launching import environment_with
 
 

@@ -1,7 +1,7 @@
 """Keep a plain weight in two orders: the shuffled copy follows the plain weight.
 
 torch counts the writes to a tensor in its version. A copy holds the version and the address of the
-weight that it was made of; where they differ it is made again. `TwofoldWeight` sees writes that
+weight that it was made of; where they differ it is made again. `DualLayoutWeight` sees writes that
 torch does not count, and has no copy while it is trained.
 """
 
@@ -42,7 +42,7 @@ class Orders:
     address: int
 
 
-class TwofoldWeight(torch.nn.Parameter):
+class DualLayoutWeight(torch.nn.Parameter):
     """A plain parameter that drops its shuffled copy where a write may go uncounted.
 
     Attributes:
@@ -82,7 +82,7 @@ class TwofoldWeight(torch.nn.Parameter):
             self.drop()
         super().__setattr__(name, value)
 
-    def requires_grad_(self, requires_grad: bool = True) -> TwofoldWeight:  # type: ignore[override]
+    def requires_grad_(self, requires_grad: bool = True) -> DualLayoutWeight:  # type: ignore[override]
         """Set `requires_grad`."""
         self.requires_grad = requires_grad
         return self
@@ -100,11 +100,11 @@ class TwofoldWeight(torch.nn.Parameter):
         plain: torch.Tensor = torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
         return plain
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> TwofoldWeight:
+    def __deepcopy__(self, memo: dict[int, Any]) -> DualLayoutWeight:
         """Clone the plain weight."""
         if id(self) not in memo:
             memo[id(self)] = type(self)(torch.Tensor.detach(self).clone(), self.requires_grad)
-        copied: TwofoldWeight = memo[id(self)]
+        copied: DualLayoutWeight = memo[id(self)]
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -114,11 +114,11 @@ class TwofoldWeight(torch.nn.Parameter):
 
 
 def _dropping(name: str) -> Callable[..., Any]:
-    """Wrap a method of tensors so that a twofold weight drops its copy first."""
+    """Wrap a method of tensors so that a dual-layout weight drops its copy first."""
     method = getattr(torch.nn.Parameter, name)
 
     @functools.wraps(method)
-    def dropping(self: TwofoldWeight, *arguments: Any, **named: Any) -> Any:
+    def dropping(self: DualLayoutWeight, *arguments: Any, **named: Any) -> Any:
         self.drop()
         return method(self, *arguments, **named)
 
@@ -126,20 +126,20 @@ def _dropping(name: str) -> Callable[..., Any]:
 
 
 for _name in _BEFORE_WRITES:
-    setattr(TwofoldWeight, _name, _dropping(_name))
+    setattr(DualLayoutWeight, _name, _dropping(_name))
 
 #: Types of tensors that hold their values in plain order.
-PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, TwofoldWeight)
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, DualLayoutWeight)
 
 
 @torch.no_grad()
 def copied(weight: Any, layout: str) -> Orders:
-    """Make a parameter twofold, copy its present values, and return its orders.
+    """Give a parameter two layouts, copy its present values, and return its orders.
 
     Other threads take the plain weight until the copy is complete. Where writes are not counted, or
     the layout does not fit, the weight has no copy.
     """
-    weight.__class__ = TwofoldWeight
+    weight.__class__ = DualLayoutWeight
     weight.orders = None  # lets the old copy go before the next
     with torch.inference_mode(False):
         plain = weight.detach()
@@ -166,11 +166,11 @@ def uncopied(weight: torch.nn.Parameter) -> Orders:
 
 def is_kept_elsewhere(weight: Any) -> bool:
     """Return whether another tensor may have a parameter's memory without its count of writes."""
-    twofold, foreign = type(weight) is TwofoldWeight, is_foreign(weight)
-    if foreign and not twofold:
+    dual, foreign = type(weight) is DualLayoutWeight, is_foreign(weight)
+    if foreign and not dual:
         return True
-    if foreign or not twofold or weight.handed_out:
-        if twofold:
+    if foreign or not dual or weight.handed_out:
+        if dual:
             weight.orders = None  # they have the memory, too
         weight.handed_out = False  # before the check: another thread may hand it out meanwhile
         weight.handed_out |= not is_sole_holder(weight)
@@ -179,8 +179,8 @@ def is_kept_elsewhere(weight: Any) -> bool:
 
 
 def make_single(weight: Any) -> None:
-    """Make a twofold weight an ordinary parameter again."""
-    if type(weight) is TwofoldWeight:
+    """Make a dual-layout weight an ordinary parameter again."""
+    if type(weight) is DualLayoutWeight:
         weight.__dict__.pop("orders", None)
         weight.__dict__.pop("handed_out", None)
         weight.__class__ = torch.nn.Parameter  # type: ignore[assignment]
@@ -200,7 +200,7 @@ def is_foreign(weight: torch.Tensor) -> bool:
 
 def is_sole_holder(weight: torch.Tensor) -> bool:
     """Return whether no other tensor has the memory of a weight."""
-    storage = torch.Tensor.untyped_storage(weight)  # past a twofold weight's own, which drops its copy
+    storage = torch.Tensor.untyped_storage(weight)  # past a dual-layout weight's own, which drops its copy
     owners: int = torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
     return owners <= _SOLE
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tunedgemm.backends.artifact import SHARED, artifact
-from tunedgemm.backends.signature import KEYS, REQUIRED, SignatureError, check_signature
+from tunedgemm.backends.signed_files import KEYS, REQUIRED, SignatureError, check_signature
 from tunedgemm.errors import TableError
 from tunedgemm.ops import op_named
 from tunedgemm.table import folders, source

@@ -15,7 +15,7 @@ from typing import Any
 
 from tunedgemm.errors import UserError
 from tunedgemm.process.interrupt import is_interrupt
-from tunedgemm.process.switches import kept_switches
+from tunedgemm.process.process_state import kept_switches
 from tunedgemm.text.printable import warn_once
 
 _log = logging.getLogger("tunedgemm")

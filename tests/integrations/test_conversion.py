@@ -12,7 +12,7 @@ import tunedgemm
 from torch.fx.experimental.proxy_tensor import make_fx
 from tunedgemm.dispatch.preshuffle import PRESHUFFLE_M_THRESHOLD
 from tunedgemm.errors import OperandError, UserError
-from tunedgemm.integrations.convert import convert
+from tunedgemm.integrations.conversion import convert
 from tunedgemm.integrations.layers import TunedLinear
 from tunedgemm.ops.formats.quant import dequant_blocks, per_block_quant, pertoken_quant
 from tunedgemm.ops.formats.shuffle import ShuffledWeight
@@ -82,7 +82,7 @@ def test_undo_restores_everything(met, model: Model) -> None:
     assert met == []
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": True, "keep_plain": True}], ids=["plain", "twofold"])
+@pytest.mark.parametrize("options", [{}, {"shuffle": True, "keep_plain": True}], ids=["plain", "dual layout"])
 def test_undo_leaves_a_parametrisation(met, options) -> None:
     """A layer that was parametrised since is an ordinary parametrised layer, and without it a linear one."""
     layer, x = torch.nn.Linear(64, 64, dtype=BF16).requires_grad_(False), torch.randn(128, 64, dtype=BF16)

@@ -18,12 +18,11 @@ from tunedgemm.dispatch.preshuffle import PRESHUFFLE_M_THRESHOLD
 from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.dtype import short_dtype
 from tunedgemm.errors import OperandError, UserError
-from tunedgemm.integrations.layers import TunedFp8Linear, TunedLinear, TwofoldLinear
+from tunedgemm.integrations.layers import DualLayoutLinear, TunedFp8Linear, TunedLinear
 from tunedgemm.libtypes import BUILTIN
-from tunedgemm.ops.formats.shuffle import ShuffledWeight, layout_name, shuffle_weight, unshuffle_weight
-from tunedgemm.ops.formats.twofold import (
+from tunedgemm.ops.formats.dual_layout import (
     PLAIN_TYPES,
-    TwofoldWeight,
+    DualLayoutWeight,
     copied,
     has_uncounted_alias,
     is_foreign,
@@ -32,6 +31,7 @@ from tunedgemm.ops.formats.twofold import (
     tensors_alive,
     uncounted,
 )
+from tunedgemm.ops.formats.shuffle import ShuffledWeight, layout_name, shuffle_weight, unshuffle_weight
 from tunedgemm.shape import Shape
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -59,11 +59,11 @@ class Converted:
     skipped: Mapping[str, str]
     bytes_added: int
     _undo: list[Callable[[], None]] = attrs.field(repr=False)
-    _twofold: list[TwofoldLinear] = attrs.field(repr=False)
+    _dual_layout: list[DualLayoutLinear] = attrs.field(repr=False)
 
     def refresh(self) -> None:
         """Call `refresh` for the converted layers."""
-        _refresh(self._twofold)
+        _refresh(self._dual_layout)
 
     def undo(self) -> None:
         """Restore every layer's class and its weight's order; further calls do nothing."""
@@ -92,7 +92,7 @@ def refresh(model: torch.nn.Module) -> None:
 def _refresh(modules: Iterable[torch.nn.Module]) -> None:
     for module in modules:
         weight = module._parameters.get("weight")
-        if isinstance(weight, TwofoldWeight):
+        if isinstance(weight, DualLayoutWeight):
             weight.orders = None
 
 
@@ -164,11 +164,11 @@ def convert(
         elif layout != "row":
             shuffled.append(name)
             added += _shuffle_layer(module, layout, keep_plain, undo)
-        module.__class__ = TwofoldLinear if "copy_layout" in module.__dict__ else TunedLinear
+        module.__class__ = DualLayoutLinear if "copy_layout" in module.__dict__ else TunedLinear
         undo.append(_restore_class(module, torch.nn.Linear))
         done.append(name)
-    twofold = [module for _, module in layers if isinstance(module, TwofoldLinear)]
-    return Converted(tuple(done), tuple(shuffled), skipped, added, undo, twofold)
+    dual = [module for _, module in layers if isinstance(module, DualLayoutLinear)]
+    return Converted(tuple(done), tuple(shuffled), skipped, added, undo, dual)
 
 
 def _holders(model: torch.nn.Module) -> dict[int, set[int]]:
@@ -240,7 +240,7 @@ def _unseen_writes(weight: torch.Tensor, alive: Callable[[], Mapping[int, list[t
     """Return why a copy of a weight could miss a write, or ""."""
     if reason := uncounted(weight):
         return reason
-    if is_foreign(weight) and type(weight) is not TwofoldWeight:
+    if is_foreign(weight) and type(weight) is not DualLayoutWeight:
         return "its memory is that of an array or a file, as by torch.from_numpy; clone it first"
     if is_sole_holder(weight) or not has_uncounted_alias(weight, alive()[weight.untyped_storage()._cdata]):
         return ""
@@ -265,7 +265,7 @@ def _shuffle_layer(module: torch.nn.Linear, layout: str, keep_plain: bool, undo:
 def _copy_layer(module: torch.nn.Linear, layout: str, undo: list[Callable[[], None]]) -> int:
     """Give a layer's weight a shuffled copy; return its bytes, 0 if another layer's weight is the same."""
     weight: Any = module.weight
-    shared = isinstance(weight, TwofoldWeight)
+    shared = isinstance(weight, DualLayoutWeight)
     if weight.is_cuda:
         watch_graphs()
     if not shared:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 from tunedgemm.backends import artifact as artifact_module
-from tunedgemm.backends import private
+from tunedgemm.backends import file_trust
 from tunedgemm.backends.artifact import SHARED, artifact, cache_folder
-from tunedgemm.backends.private import UntrustedError, make_private, read_trusted
+from tunedgemm.backends.file_trust import UntrustedError, make_private, read_trusted
 from tunedgemm.errors import PluginError
 
 #: A user without rights or files.
@@ -220,13 +220,13 @@ def test_root_of_a_user_namespace_is_trusted(tmp_path: Path, monkeypatch: pytest
         read_trusted(tmp_path / "file")
     (tmp_path / "unmapped").write_text(f"{OTHER}\n")
     (tmp_path / "map").write_text("0 1000 1\n")
-    monkeypatch.setattr(private, "_UNMAPPED", str(tmp_path / "unmapped"))
-    monkeypatch.setattr(private, "_USERS", str(tmp_path / "map"))
-    private._system_owners.cache_clear()
+    monkeypatch.setattr(file_trust, "_UNMAPPED", str(tmp_path / "unmapped"))
+    monkeypatch.setattr(file_trust, "_USERS", str(tmp_path / "map"))
+    file_trust._system_owners.cache_clear()
     try:
         assert read_trusted(tmp_path / "file") == b"bytes"
     finally:
-        private._system_owners.cache_clear()
+        file_trust._system_owners.cache_clear()
 
 
 def test_files_of_killed_writers_are_deleted(tmp_path: Path) -> None:

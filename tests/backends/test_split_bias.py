@@ -7,7 +7,7 @@ from pathlib import Path
 import attrs
 import pytest
 import torch
-from tunedgemm.backends import split
+from tunedgemm.backends import split_bias
 from tunedgemm.backends.hookspecs import hookimpl
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import Registry
@@ -46,9 +46,9 @@ def mine(**answers):
 def test_a_split_solution_is_known_by_its_name():
     """The kernel's name with the ending; its other fields and claims stay."""
     claimed = attrs.evolve(KERNEL, batch_invariant=True, solidx=7)
-    assert split.with_add(KERNEL) == SPLIT and split.without_add(SPLIT) == KERNEL == split.without_add(KERNEL)
-    assert split.is_split(SPLIT) and not split.is_split(KERNEL)
-    assert split.without_add(split.with_add(claimed)).batch_invariant and split.with_add(claimed).solidx == 7
+    assert split_bias.with_add(KERNEL) == SPLIT and split_bias.without_add(SPLIT) == KERNEL == split_bias.without_add(KERNEL)
+    assert split_bias.is_split(SPLIT) and not split_bias.is_split(KERNEL)
+    assert split_bias.without_add(split_bias.with_add(claimed)).batch_invariant and split_bias.with_add(claimed).solidx == 7
 
 
 def test_which_shapes_have_a_bias_that_stands_alone():
@@ -56,14 +56,14 @@ def test_which_shapes_have_a_bias_that_stands_alone():
 
     A bias in another dtype than a 16-bit output needs the product in float32.
     """
-    assert split.unbiased_shape(BIASED) == PLAIN == split.product_shape(BIASED)
-    assert split.product_shape(attrs.evolve(BIASED, bias_dtype="fp32")) == attrs.evolve(PLAIN, outdtype="fp32")
+    assert split_bias.unbiased_shape(BIASED) == PLAIN == split_bias.product_shape(BIASED)
+    assert split_bias.product_shape(attrs.evolve(BIASED, bias_dtype="fp32")) == attrs.evolve(PLAIN, outdtype="fp32")
     wide = attrs.evolve(BIASED, outdtype="fp32")
-    assert split.product_shape(wide) == split.unbiased_shape(wide) == attrs.evolve(PLAIN, outdtype="fp32")
-    assert split.product_shape(attrs.evolve(BIASED, outdtype="fp8_e4m3fn")) is None
-    assert split.unbiased_shape(PLAIN) is split.unbiased_shape(attrs.evolve(BIASED, scale="tensor")) is None
-    assert split.unbiased_shape(attrs.evolve(BIASED, op="nobodys")) is None
-    assert split.unbiased_shape(Shape("a8w8", 5, 48, 64, "int8", "bf16", "bias", scale="row")).epilogue == "none"
+    assert split_bias.product_shape(wide) == split_bias.unbiased_shape(wide) == attrs.evolve(PLAIN, outdtype="fp32")
+    assert split_bias.product_shape(attrs.evolve(BIASED, outdtype="fp8_e4m3fn")) is None
+    assert split_bias.unbiased_shape(PLAIN) is split_bias.unbiased_shape(attrs.evolve(BIASED, scale="tensor")) is None
+    assert split_bias.unbiased_shape(attrs.evolve(BIASED, op="nobodys")) is None
+    assert split_bias.unbiased_shape(Shape("a8w8", 5, 48, 64, "int8", "bf16", "bias", scale="row")).epilogue == "none"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_bias_that_cannot_be_split_has_a_reason(solution, shape, reason):
     """supports() and bind() refuse a missing bias, one inside the kernel, and torch's routes, by name."""
     backend = Registry(()).get(BUILTIN) if solution.libtype == BUILTIN else mine(supports=lambda *_: None)
     assert str(backend.bind(solution, shape, CPU)) == reason
-    if ADD not in split.without_add(solution).kernel_name:
+    if ADD not in split_bias.without_add(solution).kernel_name:
         assert str(backend.refusal(shape, CPU, solution)) == reason
     backend.prepare(solution, shape, CPU)
     assert backend.refine(solution, shape, CPU) == []

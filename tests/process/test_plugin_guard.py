@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tunedgemm.process.foreign import attempt, described, entry_points, load
+from tunedgemm.process.plugin_guard import attempt, described, entry_points, load
 
 
 class Mute(Exception):
@@ -35,7 +35,7 @@ def test_an_attempt_returns_whatever_is_raised():
 def test_a_forked_copy_ends_in_the_attempt(child):
     """A function that forks returns in the calling process alone."""
     source = (
-        "import os\nfrom tunedgemm.process.foreign import attempt\n"
+        "import os\nfrom tunedgemm.process.plugin_guard import attempt\n"
         "def forks():\n    pid = os.fork()\n    if pid: os.waitpid(pid, 0)\n    return 'returned'\nprint(attempt(forks)[0], flush=True)"
     )
     assert child(source) == "returned"
@@ -66,7 +66,7 @@ def test_an_import_changes_no_switch(importable, child, end, early):
 import logging, os, sys, warnings
 {"import torch" if early else ""}
 from importlib.metadata import EntryPoint
-from tunedgemm.process.foreign import load
+from tunedgemm.process.plugin_guard import load
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 def state():
     torch = sys.modules.get("torch")

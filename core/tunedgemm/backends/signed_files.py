@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tunedgemm.backends.private import read_trusted
+from tunedgemm.backends.file_trust import read_trusted
 from tunedgemm.errors import UserError
 from tunedgemm.process.files import read_regular
 from tunedgemm.process.paths import expanded
