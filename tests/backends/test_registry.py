@@ -1,6 +1,7 @@
 """registry: plugins are found, guarded, bound and ranked; a bad one is skipped with its reason."""
 
 import asyncio
+import functools
 import itertools
 from importlib.metadata import EntryPoint
 
@@ -398,6 +399,41 @@ def test_a_misspelt_field_is_a_type_error(field):
     """No field is accepted in silence."""
     with pytest.raises(TypeError, match=f"unexpected keyword argument '{field}'"):
         Backend("mine", Bare(), **{"ops": ("a16w16",), field: ()})
+
+
+class _Slotted(Bare):
+    __slots__ = ("library_version",)
+
+    def __init__(self):
+        self.library_version = hookimpl(lambda device: "1")
+
+
+class _Computed(Bare):
+    @functools.cached_property
+    def limits(self):
+        raise AssertionError("evaluated")
+
+    @hookimpl
+    @staticmethod
+    def library_version(device):
+        return "1"
+
+
+@pytest.mark.parametrize("kind", [_Slotted, _Computed])
+def test_a_hook_is_found_without_running_code(kind, cpu):
+    """It may be in a slot, or a marked staticmethod; properties are not evaluated."""
+    assert Backend("mine", kind(), ops=("a16w16",)).library_version(cpu) == "1"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [hookimpl(functools.cache(lambda device: "1")), functools.partial(lambda device: "1"), property(id), "1"],
+    ids=lambda v: type(v).__name__,
+)
+def test_a_hook_that_is_not_a_function_is_an_error(value):
+    """It is not ignored in silence."""
+    with pytest.raises(PluginError, match=f"library_version must be a function marked with hookimpl .got a {type(value).__name__}"):
+        Backend("mine", type("Wrong", (Bare,), {"library_version": value})(), ops=("a16w16",))
 
 
 @pytest.mark.parametrize("hook", ["library_verson", "lack", "suports", "detail"])

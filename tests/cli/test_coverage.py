@@ -144,7 +144,7 @@ def test_every_shape_is_written_as_csv(folder: Path, capsys: pytest.CaptureFixtu
         (["in.csv", "--replays", "4:-1"], "--replays: M and its replays"),
         (["in.csv", "--replays", "16:3"], "--replays: no calls with M=16 were recorded into graphs; those of M=4 were"),
         (["in.csv", "--by", "colour"], "--by: invalid choice: 'colour' (choose from "),
-        (["in.csv", "--next", "-1"], "--next: must be at least 0"),
+        (["nope.csv", "--next", "-1"], "--next: must be at least 0"),
         (["in.csv", "--min-exact", "120"], "--min-exact: expected per cent in 0 to 100"),
         (["in.csv", "--min-exact", "nan"], "--min-exact: expected per cent in 0 to 100"),
         (["in.csv", "--measure", "-5"], "--measure: expected a positive number of seconds"),

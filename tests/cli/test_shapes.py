@@ -96,11 +96,23 @@ def test_the_table_is_readable(experts: str, width: int, monkeypatch: pytest.Mon
     assert code == 0 and err == "" and all(len(line) <= width for line in lines[1:])
     assert lines[0].endswith("at TP 1, 2, M = 1, 16; shapes: 10 of a16w16, 4 of fmoe")
     cells = [tuple(cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")) for line in lines if line[:1] in "│┃"]
-    layers, dtype = ("", ()) if width == 80 else ("model.layers.*.", ("bf16",))
-    assert cells[0] == ("layer", "op", "N", "K", *(["dtype"] if dtype else []), "TP", "a pass") and len(cells) == 1 + 9
-    assert (f"{layers}self_attn.qkv_proj", "a16w16", "256", "128", *dtype, "1", "3") in cells
-    assert (f"{layers}mlp.gate", "a16w16", "8", "128", *dtype, "1,2", "3") in cells
-    assert (f"{layers}mlp.experts", "fmoe 8 experts, top 2", "128", "128", *dtype, "2", "3") in cells
+    layers, experts_of, wrapped = ("", "fmoe 8 experts, top", 2) if width == 80 else ("model.layers.*.", "fmoe 8 experts, top 2", 0)
+    assert cells[0] == ("layer", "op", "N", "K", "dtype", "TP", "a pass") and len(cells) == 1 + 9 + wrapped
+    assert (f"{layers}self_attn.qkv_proj", "a16w16", "256", "128", "bf16", "1", "3") in cells
+    assert (f"{layers}mlp.gate", "a16w16", "8", "128", "bf16", "1,2", "3") in cells
+    assert (f"{layers}mlp.experts", experts_of, "128", "128", "bf16", "2", "3") in cells
+
+
+@pytest.mark.parametrize("flags", ["", "--tp 1,8", "-v"])
+def test_a_large_model_is_a_table_in_80_columns(flags: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Long names are whole, and each shape has one line or two."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    code, out, _ = run(capsys, "--model_dir", "dsv3", "--nsets", "1,16384", *flags.split())
+
+    lines = out.splitlines()[1:]
+    assert code == 0 and all(len(line) <= 80 for line in lines) and len(lines) <= 35
+    assert {"self_attn.fused_qkv_a_proj", "a8w8_blockscale", "129280"} <= {word for line in lines for word in line.split()}
 
 
 def test_verbose_lists_every_shape(dense: str, capsys: pytest.CaptureFixture[str]) -> None:

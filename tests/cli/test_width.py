@@ -88,14 +88,15 @@ class TestGrid:
         words = [word for row in self.ROWS for name in ("name", "why") for word in row[name].split()]
         assert all(any(word in line for line in lines) for word in words)
         assert lines[0] == "title" and text.count("n" * 30) == 1
-        if "┃" in lines[2]:
+        if "┃" in lines[2] or "─" in lines[2]:
             assert max(map(len, lines)) <= width
 
     def test_narrower_forms_follow(self):
-        """All columns, then those that are not optional, then records with every cell."""
+        """All columns, then those that are not optional, then these without lines, then records with every cell."""
         assert len(self.shown(90)[2].split("┃")) == 5
         assert len(self.shown(68)[2].split("┃")) == 5 and len(self.shown(68)) > len(self.shown(90))
         assert len(self.shown(62)[2].split("┃")) == 4
+        assert self.shown(59)[1].split() == ["name", "why"] and max(map(len, self.shown(59))) == 59
         assert self.shown(40)[1:5] == [f"name  {'n' * 30}", "us    1.0", f"why   {self.ROWS[0]['why']}", ""]
 
     def test_output_without_a_terminal_has_one_line_a_row(self):

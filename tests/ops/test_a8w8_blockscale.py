@@ -59,6 +59,11 @@ class TestShapeOf:
         with pytest.raises(OperandError, match=f"^a8w8_blockscale: .*{re.escape(message)}"):
             OP.shape_of(*operands)
 
+    def test_the_scale_of_one_block_on_another_device_has_no_other_fault(self):
+        """The error ends with what was given: one value is all that one block needs."""
+        with pytest.raises(OperandError, match=r"w_scale must be \[1, 1\], torch.float32 on cpu \(got \(1, 1\) torch.float32 on meta\)$"):
+            OP.shape_of(fp8(2, 128), fp8(16, 128), scale(2, 1), scale(1, 1, device="meta"))
+
 
 class TestColumns:
     """From a row of AITER's tables to a shape, and back."""

@@ -100,7 +100,7 @@ class TestShapeOfNarrow:
         ("operands", "message"),
         [
             ((X, W, scale(4, 1), T), r"x_scale must be \[3, 4, 1\] or \[3, 4\], torch.float32 on cpu \(got \(4, 1\)"),
-            ((X, W, scale(1), T), "x_scale must be .*one value for all rows must be expanded"),
+            ((X, W, scale(1), T), "x_scale must be .*one value for all must be expanded"),
             ((X, W, S, scale(3, 4, 1)), r"w_scale must be \[3, 1, 5\] or \[3, 5, 1\] or \[3, 5\].*got \(3, 4, 1\)"),
             ((X, W, S, scale(3, 5, dtype=torch.float16)), "w_scale must be .*got .*torch.float16"),
             ((X, W, S, scale(3, 5, device="meta")), "w_scale must be .*on cpu .got .*on meta"),

@@ -20,6 +20,8 @@ REQUIRED = ("supports", "enumerate_solutions")
 #: The form of AITER's libtypes, in tables and in ``--libtype``.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*", re.ASCII)
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*", re.ASCII)
+#: Attribute of a function that `hookspecs.hookimpl` has marked.
+_MARK = f"{hookspecs.hookimpl.project_name}_impl"
 _ORDERS = tuple(dict.fromkeys((*ORDERS, *E8M0_ORDERS)))
 
 
@@ -105,12 +107,22 @@ def check_variables(backend: Stated, _: attrs.Attribute[Any], variables: tuple[s
 
 
 class _HookManager(pluggy.PluginManager):
-    """Look for hooks among functions alone: pluggy below 1.7 evaluates an object's properties, too."""
+    """Look for hooks without running code: pluggy below 1.7 evaluates an object's properties, too."""
 
     def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
-        """Return the options of a marked function, else None."""
-        found = inspect.getattr_static(plugin, name, None)
-        return super().parse_hookimpl_opts(plugin, name) if inspect.isroutine(getattr(found, "__func__", found)) else None
+        """Return the options of a marked function or method, else None."""
+        found = _stored(plugin, name)
+        function = getattr(found, "__func__", found)
+        if not inspect.isfunction(function):
+            return None
+        options: pluggy.HookimplOpts | None = getattr(found, _MARK, getattr(function, _MARK, None))
+        return options
+
+
+def _stored(hooks: object, name: str) -> Any:
+    """Return an attribute as it is stored, None for an absent one; reading a slot runs no code."""
+    found = inspect.getattr_static(hooks, name, None)
+    return getattr(hooks, name, None) if inspect.ismemberdescriptor(found) else found
 
 
 def bound_hooks(libtype: str, hooks: object) -> dict[str, Callable[..., Any]]:
@@ -131,6 +143,9 @@ def bound_hooks(libtype: str, hooks: object) -> dict[str, Callable[..., Any]]:
     if unmarked := [name for name in _public_functions(hooks) if name not in bound]:
         remedy = f"mark it with hookimpl; the hooks are {', '.join(HOOKS)}; begin other names with '_'"
         raise PluginError(f"libtype {libtype!r}: {unmarked[0]}() is public and no hook; {remedy}")
+    if wrong := [name for name in HOOKS if name not in bound and _defines(hooks, name)]:
+        kind = type(_stored(hooks, wrong[0])).__name__
+        raise PluginError(f"libtype {libtype!r}: {wrong[0]} must be a function marked with hookimpl (got a {kind}); wrap it in one")
     missing = [name for name in REQUIRED if name not in bound] + ([] if "run" in bound or "bind" in bound else ["run"])
     if missing:
         raise PluginError(f"libtype {libtype!r}: lacks the hook {missing[0]}(); implemented: {', '.join(bound) or 'none'}")
@@ -144,6 +159,14 @@ def _public_functions(hooks: object) -> list[str]:
     else:
         own = {name: value for kind in reversed(type(hooks).__mro__[:-1]) for name, value in vars(kind).items()}
     return [name for name, value in own.items() if not name.startswith("_") and inspect.isfunction(getattr(value, "__func__", value))]
+
+
+def _defines(hooks: object, name: str) -> bool:
+    """Return whether an object has an attribute; of a module's, whether it is marked or not imported."""
+    value = _stored(hooks, name)
+    return value is not None and (
+        not inspect.ismodule(hooks) or hasattr(value, _MARK) or getattr(value, "__module__", "") == hooks.__name__
+    )
 
 
 def _positional(libtype: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -58,6 +58,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UserError(f"--min-exact: expected per cent in 0 to 100 (got {least:g})")
     if arguments.shipped and arguments.table:
         raise UserError("--shipped and --table: --shipped asks the package's tables alone; leave out one of them")
+    if arguments.next < 0:  # before any measurement
+        raise UserError(f"--next: must be at least 0 (got {arguments.next})")
     if arguments.output and not arguments.next:
         raise UserError("-o and --next 0: -o writes the shapes to tune next, and --next 0 selects none; leave out one of them")
     result = coverage(

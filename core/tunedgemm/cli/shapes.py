@@ -68,7 +68,7 @@ def _show(selected: Listed, output: Console, *, verbose: bool) -> None:
 
     output.print(Text(str(selected)), soft_wrap=True)
     headings = ("layer", "op", *(("M",) if verbose else ()), "N", "K", "dtype", *(("TP",) if len(selected.models) > 1 else ()), "a pass")
-    columns = [Column(heading, heading not in _LEFT, heading == "layer", heading == "dtype") for heading in headings]
+    columns = [Column(heading, heading not in _LEFT, heading in ("layer", "op"), heading == "dtype") for heading in headings]
     cells = list(_lines(selected, every=verbose))
     if not output.grows and not grid_of(columns, cells).widths(output.width):
         cells = [{**line, "layer": " ".join(".".join(name.split(".")[-2:]) for name in line["layer"].split())} for line in cells]

@@ -156,7 +156,8 @@ def check_scale(
     """
     if tuple(scale.shape) not in shapes or scale.device != device:
         wanted = " or ".join(str(list(shape)) for shape in dict.fromkeys(shapes))
-        hint = "; one value for all rows must be expanded" if scale.numel() == 1 else ""
+        single = scale.numel() == 1 < min(map(math.prod, shapes)) and scale.device == device and str(scale.dtype) in map(table_text, dtypes)
+        hint = "; one value for all must be expanded and made contiguous" if single else ""
         raise OperandError(f"{op}: {name} must be {wanted}, {names_of(dtypes)} on {device} (got {describe(scale)}){hint}")
     check_dtype(op, name, scale, dtypes)
 

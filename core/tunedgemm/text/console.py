@@ -103,17 +103,30 @@ class Grid:
         columns: its columns.
         rows: the cells of each row, by heading; a missing cell is empty.
         title: the line above it, or "".
+        framed: whether lines surround the cells.
     """
 
     columns: tuple[Column, ...]
     rows: tuple[Mapping[str, str], ...]
     title: str = ""
+    framed: bool = True
+
+    @property
+    def around(self) -> int:
+        """Return the text columns of the lines and spaces between cells."""
+        return 3 * len(self.columns) + 1 if self.framed else 2 * len(self.columns) - 1
+
+    def forms(self) -> Iterator[Grid]:
+        """Yield the table, then without its optional columns, then without lines."""
+        yield self
+        narrow = attrs.evolve(self, columns=tuple(column for column in self.columns if not column.optional))
+        yield from (narrow, attrs.evolve(narrow, framed=False))
 
     def widths(self, room: float) -> list[int]:
         """Distribute *room* over the columns; return [] where a word would not fit."""
         texts = [[column.heading, *(_text(row, column) for row in self.rows)] for column in self.columns]
         widths = [max(map(cell_len, column)) for column in texts]
-        spare = room - sum(widths) - (3 * len(widths) + 1)
+        spare = room - sum(widths) - self.around
         prose = [index for index, column in enumerate(self.columns) if column.prose]
         if spare >= 0 or not prose:
             return widths if spare >= 0 else []
@@ -126,10 +139,6 @@ class Grid:
             widths[index] = least[index] + more
             spare -= more
         return widths if spare >= 0 else []
-
-    def narrowed(self) -> Grid:
-        """Return the table without its optional columns."""
-        return attrs.evolve(self, columns=tuple(column for column in self.columns if not column.optional))
 
     def records(self) -> Iterator[str]:
         """Yield a line for each cell that is not empty, with its heading; a blank line ends a row."""
@@ -145,9 +154,9 @@ def print_grid(grid: Grid, output: Console) -> None:
     room = float("inf") if output.grows and not output.is_dumb_terminal else output.width
     if grid.title:
         output.print(printable_line(grid.title), soft_wrap=True, style="italic")
-    for form in (grid, grid.narrowed()):
+    for form in grid.forms():
         if widths := form.widths(room):
-            _print_table(_table(form, widths), output, sum(widths) + 3 * len(widths) + 1)
+            _print_table(_table(form, widths), output, sum(widths) + form.around)
             return
     for line in grid.records():
         output.print(line, soft_wrap=True)
@@ -165,10 +174,11 @@ def _print_table(table: Table, output: Console, width: int) -> None:
 
 def _table(grid: Grid, widths: Sequence[int]) -> Table:
     """Return rich's table with these widths."""
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table()
+    table = Table() if grid.framed else Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for column, width in zip(grid.columns, widths, strict=True):
         table.add_column(column.heading, justify="right" if column.right else "left", width=width, overflow="fold")
     for row in grid.rows:
