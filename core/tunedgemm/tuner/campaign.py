@@ -1,7 +1,7 @@
-"""Campaign: the shapes of several ops in waves that fit a budget, the most valuable first.
+"""Campaign: tune the shapes of several ops within a budget, the most valuable first.
 
-A wave is a part of one op's list, small enough to end in the time that is left. Tables and trial
-logs hold what is done, so the next campaign goes on where this one stopped or was killed.
+A wave is a part of one op's shapes that fits the remaining time. Tables and trial logs record what
+is done, so the next campaign resumes where this one stopped.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tunedgemm.tuner.plan import plan
 from tunedgemm.tuner.roofline import guess_us
 from tunedgemm.tuner.trial import Options, Task
 
-#: Seconds of a shape before any was timed, relative to `Options.seconds`.
+#: Assumed seconds per shape before the first is timed, relative to `Options.seconds`.
 _PACE = 2.5
-#: Share of the time that a wave fills. Its first shape gets a row from fewer solutions where time
-#: is short, and its others none. So a campaign ends where less time is left than a shape takes.
+#: Fraction of the remaining time that a wave fills. If time runs short, a wave's first shape is
+#: tuned from fewer solutions and the others not at all.
 _FILLED = 0.9
-#: Fewest shapes of an op in a wave, as a share of all: starting its worker takes seconds, too.
+#: Fewest shapes of a wave, as a fraction of its op's, since starting a worker takes seconds.
 _LEAST = 0.1
 
 
@@ -38,7 +38,7 @@ class Part:
 
     Attributes:
         op: the op.
-        listed: its shapes with their calls.
+        listed: its shapes with call counts.
         tables: its tables; the first is written.
     """
 
@@ -49,12 +49,12 @@ class Part:
 
 @attrs.frozen
 class Wave:
-    """The next shapes of one op, with their calls.
+    """The next shapes of one op to tune, with call counts.
 
     Attributes:
         part: the op's part of the campaign.
         shapes: the shapes, the most valuable first.
-        budget: wall seconds for them.
+        budget: wall time for them, in seconds.
     """
 
     part: Part
@@ -64,13 +64,13 @@ class Wave:
 
 @attrs.define
 class Campaign:
-    """The shapes of several ops that are left, ordered by value: calls times estimated time.
+    """The remaining shapes of several ops, by value: call count x estimated time.
 
     Attributes:
         parts: the ops, each once.
         device: the device that tunes.
         options: options of the tuner.
-        refused: names of the ops that cannot be tuned.
+        refused: names of ops that cannot be tuned.
     """
 
     parts: tuple[Part, ...]
@@ -84,7 +84,7 @@ class Campaign:
         return sum(len({key_shape(listed.shape) for listed in part.listed}) for part in self.parts)
 
     def left(self) -> list[tuple[Part, Task]]:
-        """Return the shapes without a row and without a failure, the most valuable first."""
+        """Return the shapes that have no row and have not failed, the most valuable first."""
         tasks: list[tuple[float, Part, Task]] = []
         for part in (part for part in self.parts if part.op.name not in self.refused):
             failed = self._failures(part)
@@ -94,9 +94,9 @@ class Campaign:
         return [(part, task) for _, part, task in sorted(tasks, key=lambda entry: (-entry[0], str(entry[2].shape)))]
 
     def waves(self, end: float) -> Iterator[Wave]:
-        """Yield what to tune next until nothing is left or changes, or *end* comes by `time.monotonic`.
+        """Yield waves until no shape is left, a wave changes nothing, or `time.monotonic` is *end*.
 
-        The caller tunes a wave before it takes the next.
+        The caller must tune each wave before taking the next.
         """
         begun, tasks = time.monotonic(), self.left()
         total, before = len(tasks), 0
@@ -117,7 +117,7 @@ class Campaign:
             before, tasks = len(tasks), self.left()
 
     def _failures(self, part: Part) -> set[Shape]:
-        """Return the shapes whose last outcome in the trial log is that no solution passed."""
+        """Return the shapes for which no solution passed, by their last outcome in the trial log."""
         log = trials_path(part.tables[0])
         won: dict[Shape, bool] = {}
         for entry in read_log(log, kinds=("shape",)) if self.options.resume and present(log) else ():
