@@ -32,7 +32,7 @@ CLEAR = 0.15
 #: this relative distance of the fastest.
 LAST_FINALISTS, NEAR = 3, 0.1
 #: Fractions of the time to the deadline. After CHECKING no solution is compiled or checked, after
-#: REFINING none is refined. After RACING only the fastest, the baseline and the incumbent are timed.
+#: REFINING none is refined. After RACING only the fastest, baseline and incumbent are timed.
 CHECKING, REFINING, RACING = 0.5, 0.7, 0.8
 
 

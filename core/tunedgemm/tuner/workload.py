@@ -76,7 +76,7 @@ class _Graph:
 def touch(x: torch.Tensor) -> None:
     """Launch a small kernel that rewrites the start of *x* with the same bits.
 
-    So a GEMM follows a kernel that writes its input, as in a model, and cannot overlap with the
+    So a GEMM follows a kernel that writes its input, as in a model. It cannot overlap with the
     previous GEMM, for instance by programmatic dependent launch.
     """
     first = torch.empty(0, dtype=torch.uint8, device=x.device)
