@@ -88,8 +88,8 @@ class LaunchPlan:
         overlaps: whether the kernel may start before the previous one ends (programmatic dependent
             launch). The kernel must wait for that one's writes. NVIDIA only; the driver needs
             ``launch overlapping``.
-            buffer: whether arguments are passed through ``extra``, for code objects without metadata
-            of parameters. AMD only.
+            buffer: whether arguments are passed through ``extra``, for code objects without
+                parameter metadata. AMD only.
     """
 
     grid: tuple[int, int, int]
