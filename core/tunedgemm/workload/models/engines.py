@@ -1,4 +1,4 @@
-"""The M that serving engines run: graph batch sizes, and powers of two for prefill. Torch-free.
+"""M of serving engines: CUDA graph batch sizes, and powers of two for prefill. Torch-free.
 
 Sources: vLLM 0.20 to 0.33, ``VllmConfig._set_cudagraph_sizes``; SGLang,
 ``ServerArgs._generate_cuda_graph_batch_sizes``. Between two sizes an engine pads a batch to the
