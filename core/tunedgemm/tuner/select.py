@@ -41,8 +41,8 @@ def select(
         incumbent: the table's current solution.
         order: maps a libtype to its rank for ties.
         eligible: the libtypes that may be stored.
-        guesses: the backends' untuned choices, which win ties. Memory speed varies over time, by
-            8 % on an H200, and solutions that tie in slow periods may differ in fast ones.
+        guesses: the backends' untuned choices, the last criterion in ties. Memory speed varies over
+            time, by 8 % on an H200, and solutions that tie in slow periods may differ in fast ones.
 
         Returns:
         The winner, or None if no solution passed; and the number of others that tied with it.

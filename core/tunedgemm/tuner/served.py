@@ -36,11 +36,11 @@ from tunedgemm.tuner.watching import dispatched, swallowed_exceptions
 
 #: Most outputs, and bytes of them, kept alive at the same time.
 WINDOW, WINDOW_BYTES = 16, 1 << 30
-#: Repeated calls, their time limit in seconds, and the number of outputs that are judged.
+#: Repeated calls, their time limit in seconds, and the interval at which outputs are judged.
 CALLS, SECONDS, LOOKED_AT = 1100, 0.2, 7
 #: Calls from each of two concurrent threads.
 THREADED = 4
-#: Number of smaller M to verify, the least and the largest among them.
+#: Most smaller M to verify, the least and the largest among them.
 FEWER_ROWS = 4
 
 Bind = Callable[[Shape], Launcher | Unsupported]
