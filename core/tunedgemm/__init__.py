@@ -1,7 +1,7 @@
 """Tune every GEMM of a workload over every installed backend, and dispatch each call to its winner.
 
-Names load what they need at their first use: ``import tunedgemm`` itself loads neither torch nor a
-plugin. The public functions of the installed ops have AITER's names.
+Names are loaded at first use: ``import tunedgemm`` imports neither torch nor a plugin. The public
+functions of ops have AITER's names.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _functions() -> Any:
 
 
 def _instance() -> Any:
-    """Return the default instance's module, with the ops that replace its functions in graphs."""
+    """Return the default instance's module, after registering its custom ops for graphs."""
     importlib.import_module(_GRAPHS)
     return importlib.import_module(_INSTANCE)
 

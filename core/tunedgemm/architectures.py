@@ -1,4 +1,4 @@
-"""Architectures: what GPUs of each kind have, as one table of facts, each line with its source."""
+"""Architectures: hardware properties of GPUs, as a table with the source of each line."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import attrs
 
 from tunedgemm.text.printable import warn_once
 
-#: Kinds of matrix instructions; "" for none.
+#: Families of matrix instructions; "" for none.
 MATRIX = ("mma", "wgmma", "tcgen05", "mfma", "wmma", "")
-#: Kinds of 8-bit floats that matrix instructions multiply; "" for none.
+#: fp8 dtypes of matrix instructions; "" for none.
 FP8 = ("fp8_e4m3fn", "fp8_e4m3fnuz", "")
 _FILE = Path(__file__).with_name("architectures.csv")
 _NAME = re.compile(r"sm_\d+|gfx[0-9a-f]+")
 
 
 def read_facts(path: Path) -> list[dict[str, str]]:
-    """Return the lines of a table of facts."""
+    """Read a CSV file of facts."""
     import csv
 
     with path.open(encoding="utf-8", newline="") as file:
@@ -29,7 +29,7 @@ def read_facts(path: Path) -> list[dict[str, str]]:
 
 
 def flag(text: str) -> bool:
-    """Return whether a fact holds: 1 for yes, 0 for no."""
+    """Parse a flag: 1 is true, 0 is false."""
     return bool(int(text))
 
 
@@ -39,22 +39,22 @@ class Architecture:
 
     Attributes:
         gfx: its name, such as ``sm_90`` or ``gfx942``.
-        family: the name of all that differ in the last digit, with an x for it. An unknown one of
-            them has the least that all known ones have. "" where a new one may lack anything.
-        matrix: the matrix instruction that tiles of ordinary size use, one of `MATRIX`.
-        fp8: the 8-bit float that it multiplies, one of `FP8`.
-        fp4: whether it multiplies 4-bit floats with a scale for each block (mxfp4).
-        shared_kib: KiB of shared memory (LDS) that one block may take.
-        warp_size: threads of a warp or wavefront.
-        registers: 32-bit registers of a thread; on CDNA vector and accumulation registers together.
-        file_ki: 1024s of registers of a multiprocessor or compute unit.
-        warps: resident warps of a multiprocessor or compute unit.
-        tma: whether descriptors load tiles, and warps may exchange registers (``setmaxnreg``).
-        cluster: blocks of a portable cluster at most; 0 without clusters.
-        tensor_columns: columns of a multiprocessor's tensor memory, 128 x 32 bits each; 0 without.
-        units: compute units of what torch counts as a multiprocessor: 2 on RDNA, where it is a WGP.
-        cache_mib: last-level cache that torch's properties lack, the largest of any product.
-        source: the origin of these facts.
+        family: its name with x for the last digit. An unknown member of a family gets the least
+            that all known ones have. "" if new members may lack anything.
+        matrix: the matrix instruction of ordinary tiles, one of `MATRIX`.
+        fp8: the fp8 dtype that it multiplies, one of `FP8`.
+        fp4: whether it multiplies block-scaled fp4 (mxfp4).
+        shared_kib: most shared memory (LDS) per block in KiB.
+        warp_size: threads per warp or wavefront.
+        registers: most 32-bit registers per thread; on CDNA VGPRs and AGPRs together.
+        file_ki: register file of a multiprocessor or compute unit, in 1024 registers.
+        warps: most resident warps per multiprocessor or compute unit.
+        tma: whether it has TMA and ``setmaxnreg``.
+        cluster: most blocks of a portable cluster; 0 without clusters.
+        tensor_columns: columns of tensor memory per multiprocessor, 128 x 32 bits each; 0 without.
+        units: compute units per multiprocessor of torch: 2 on RDNA, where that is a WGP.
+        cache_mib: last-level cache that torch does not report, in MiB, the largest of any product.
+        source: the source of these facts.
     """
 
     gfx: str = attrs.field(validator=attrs.validators.matches_re(_NAME))
@@ -76,14 +76,14 @@ class Architecture:
 
     @property
     def shared_bytes(self) -> int:
-        """Return the bytes of shared memory (LDS) that one block may take."""
+        """Return the most shared memory (LDS) per block in bytes."""
         return self.shared_kib << 10
 
 
 class Architectures(Mapping[str, Architecture]):
-    """Known architectures by name; an unknown one of a known family has the least of its members.
+    """Known architectures by name; an unknown member of a family has the least of its members.
 
-    Iterating gives the known names alone.
+    Iteration yields only known names.
     """
 
     def __init__(self, known: Iterable[Architecture] = ()) -> None:
@@ -95,7 +95,7 @@ class Architectures(Mapping[str, Architecture]):
         self._unknown: dict[str, Architecture] = {}
 
     def __getitem__(self, gfx: str) -> Architecture:
-        """Return an architecture, and say once that an unknown one counts as its family.
+        """Return an architecture; warn once about an unknown one of a known family.
 
         Raises:
             KeyError: neither it nor its family is known.
@@ -112,12 +112,12 @@ class Architectures(Mapping[str, Architecture]):
         return len(self._known)
 
     def having(self, **facts: Any) -> tuple[str, ...]:
-        """Return the known names with all of these facts; a tuple lists the values of one fact."""
+        """Return the known names with all of these facts; a tuple lists several valid values."""
         wanted = {name: values if isinstance(values, tuple) else (values,) for name, values in facts.items()}
         return tuple(gfx for gfx, each in self._known.items() if all(getattr(each, name) in values for name, values in wanted.items()))
 
     def stand_ins(self, gfx: str) -> tuple[str, ...]:
-        """Return the known names whose facts count for an architecture: its own, else its family's, else none."""
+        """Return the known names that represent an architecture: its own, else its family's."""
         if gfx in self._known:
             return (gfx,)
         return self._families.get(f"{gfx[:-1]}x", ()) if _NAME.fullmatch(gfx) else ()
@@ -143,7 +143,7 @@ class Architectures(Mapping[str, Architecture]):
 
 
 def _least(values: list[Any]) -> Any:
-    """Return the fact that all members have: the least number, and no kind where kinds differ."""
+    """Return the common fact of members: the least number, or the word that all share."""
     return min(values) if not isinstance(values[0], str) else values[0] if len(set(values)) == 1 else ""
 
 

@@ -1,4 +1,4 @@
-"""Device: where a shape runs, as one frozen value. It also describes devices that are not present."""
+"""Device: a device as a frozen value, present or only described."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from tunedgemm.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-#: CPU instruction sets, strongest first, named as in /proc/cpuinfo
+#: CPU instruction sets, most capable first, named as in /proc/cpuinfo.
 _CPU_FLAGS = (
     ("amx_bf16", "amx"), ("avx512_bf16", "avx512_bf16"), ("avx512f", "avx512"), ("avx2", "avx2"),
     ("sve", "sve"), ("asimd", "neon"),
 )  # fmt: skip
 
 
-#: files in which a kernel module states its version
+#: Files with the version of a kernel driver.
 DRIVERS = {"NVIDIA": Path("/proc/driver/nvidia/version"), "AMD": Path("/sys/module/amdgpu/version")}
 _RELEASE = re.compile(r"\d+\.\d+(?:\.\d+)*")
 
-#: HIP's switch between both modes, and its word for CU mode
+#: HIP's variable for WGP or CU mode, and its value for CU mode.
 _WGP_MODE, _CU_MODE = "GPU_ENABLE_WGP_MODE", "0"
 
 
 def slug(name: str) -> str:
-    """Return a device's name as lower-case words joined by dashes."""
+    """Return the slug of a device name: lower-case words joined by dashes."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 @attrs.frozen(cache_hash=True)
 class Device:
-    """Where a shape runs.
+    """A device on which shapes run.
 
     Attributes:
-        gfx: the architecture: ``gfx942``, ``gfx950``, ``sm_90``; on a CPU ``cpu-`` and its
-            strongest instruction set.
-        cu_num: compute units (see `compute_units`), streaming multiprocessors, or the threads that
-            torch uses on a CPU.
-        name: a slug of the product's name; "" in tables without the column.
-        index: which of the present devices; -1 for a CPU or for a device that is only described.
-        versions: (name, version) of the libraries in use, not part of the identity. Plain strings:
-            unpickling torch's own version object would import torch.
-        emulated: whether this process's CPU emulates the device, as in tests over fakes.
+        gfx: the architecture: ``gfx942``, ``gfx950``, ``sm_90``; on a CPU ``cpu-`` and its best
+            instruction set.
+        cu_num: compute units (see `compute_units`), streaming multiprocessors, or torch's threads
+            on a CPU.
+        name: slug of the product's name; "" in tables without the column.
+        index: CUDA or HIP index; -1 for a CPU or a described device.
+        versions: (name, version) of the libraries in use, not part of the identity. Plain strings,
+            since unpickling torch's version object would import torch.
+        emulated: whether this process's CPU emulates the device, in tests over fakes.
     """
 
     gfx: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z0-9_.-]+"))
@@ -66,18 +66,18 @@ class Device:
 
     @property
     def torch_device(self) -> torch.device:
-        """Return the torch device of a present device."""
+        """Return the torch device; only for a present device."""
         import torch
 
         return torch.device("cpu") if self.kind == "cpu" or self.emulated else torch.device("cuda", max(self.index, 0))
 
     @property
     def is_present(self) -> bool:
-        """Tell whether kernels can run here: on a GPU of this process, or on the CPU."""
+        """Check whether kernels can run on the device in this process."""
         return self.index >= 0 or self.emulated or self.kind == "cpu"
 
     def limiting(self, host: Device | None) -> Device:
-        """Return the device whose limits apply: *host* for a CPU that emulates it."""
+        """Return the device whose limits apply: *host* if this CPU emulates it."""
         if host is None or self.kind != "cpu":
             return self
         return attrs.evolve(host, index=self.index, versions=self.versions, emulated=True)
@@ -89,12 +89,12 @@ class Device:
 
 
 def device_of_text(text: str) -> Device:
-    """Parse a device from GFX:CU, as ``gfx942:304``, or from GFX:CU:NAME.
+    """Parse a device from GFX:CU, such as ``gfx942:304``, or GFX:CU:NAME.
 
-    NAME is the product's name, as ``NVIDIA H200``, or its slug.
+    NAME is the product's name, such as ``NVIDIA H200``, or its slug.
 
     Raises:
-        UserError: the text is neither.
+        UserError: the text has another form.
     """
     gfx, _, rest = text.partition(":")
     units, _, name = rest.partition(":")
@@ -112,14 +112,14 @@ def device_of(index: int) -> Device:
 
 
 def current_device() -> Device:
-    """Return the device that tuning uses by default: the first GPU, else the CPU."""
+    """Return the default device: torch's current GPU, else the CPU."""
     import torch
 
     return device_of(torch.cuda.current_device() if torch.cuda.is_available() else -1)
 
 
 def as_present(device: Device) -> Device:
-    """Return the default device of this process where *device* describes it, else *device* itself."""
+    """Return this process's default device if *device* describes it, else *device*."""
     if device.index >= 0:
         return device
     here = current_device()
@@ -127,7 +127,7 @@ def as_present(device: Device) -> Device:
 
 
 def drivers() -> dict[str, str]:
-    """Return the versions of this machine's GPU drivers by maker."""
+    """Return the versions of this machine's GPU drivers by vendor."""
     versions: dict[str, str] = {}
     for maker, file in DRIVERS.items():
         try:
@@ -139,10 +139,10 @@ def drivers() -> dict[str, str]:
 
 
 def compute_units(gfx: str, processors: int) -> int:
-    """Return the number of an AMD GPU's CUs from HIP's count of its multiprocessors, which torch states.
+    """Return the CUs of an AMD GPU from torch's count of multiprocessors.
 
-    HIP counts WGPs, pairs of CUs, where it runs kernels in WGP mode (ROCm/hip#3767). The keys of
-    AITER's tables have CUs, as rocminfo counts them (ROCm/aiter#4322).
+    In WGP mode, HIP counts WGPs, which are pairs of CUs (ROCm/hip#3767). AITER's tables have CUs,
+    as rocminfo counts them (ROCm/aiter#4322).
     """
     paired = gfx in ARCHITECTURES and os.environ.get(_WGP_MODE) != _CU_MODE
     return processors * ARCHITECTURES[gfx].units if paired else processors
@@ -172,7 +172,7 @@ def _cpu(threads: int) -> Device:
 
 
 def _cpuinfo() -> tuple[frozenset[str], str]:
-    """Return instruction-set flags and the model name, from /proc/cpuinfo where it exists."""
+    """Return instruction-set flags and the model name from /proc/cpuinfo, if it exists."""
     import platform
 
     fields: dict[str, str] = {}

@@ -1,7 +1,6 @@
-"""Dtypes as short texts: the one closed list that tables, shapes and the CLI share.
+"""Dtypes by short name: the closed list that tables, shapes and the CLI share.
 
-Texts from files are looked up here and never evaluated.
-The values import no torch; `torch_dtype` does, when it is called.
+Texts from files are looked up and never evaluated. Only `torch_dtype` imports torch.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from tunedgemm.errors import DtypeError
 if TYPE_CHECKING:
     import torch
 
-#: short text -> (name of the attribute of `torch`, bits of one element)
+#: Short name -> (attribute of `torch`, bits per element).
 DTYPES: dict[str, tuple[str, int]] = {
     "bf16": ("bfloat16", 16),
     "fp16": ("float16", 16),
@@ -32,39 +31,39 @@ DTYPES: dict[str, tuple[str, int]] = {
     "int32": ("int32", 32),
 }
 
-#: the word for the e4m3 of a device; see `fp8_of`
+#: Name of the e4m3 dtype of a device; see `fp8_of`.
 FP8 = "fp8"
 
-#: other spellings met in AITER's files and flags
+#: Other spellings in AITER's files and flags.
 _ALIASES = {
     "f32": "fp32", "f16": "fp16", "half": "fp16", "float": "fp32",
     "i4x2": "int4", "i8": "int8", "i32": "int32", "u8": "uint8",
 }  # fmt: skip
 _SHORT = {name: short for short, (name, _) in DTYPES.items()} | _ALIASES
 
-#: the usual spellings of each dtype -> its short text
+#: Spelling of a dtype -> its short name.
 _SPELLED = {
     f"{prefix}{name}": short for short, (full, _) in DTYPES.items() for name in (short, full) for prefix in ("", "torch.", "dtypes.")
 }
 
 
 def fp8_of(gfx: str = "") -> str:
-    """Return the e4m3 that ``fp8`` means on an architecture: its own, else OCP's.
+    """Return the e4m3 dtype that ``fp8`` means on an architecture, by default OCP's.
 
-    FNUZ, of gfx94x, has a bias of 8 and no negative zero.
+    gfx94x has FNUZ, with an exponent bias of 8 and no negative zero.
 
     Args:
-        gfx: the architecture; "" for the present device's.
+        gfx: the architecture; "" for that of the current device.
     """
-    # Without a notice of unknown ones: tables name the architectures of other machines.
+    # No warning about unknown architectures, since tables name those of other machines.
     kinds = {ARCHITECTURES[name].fp8 for name in ARCHITECTURES.stand_ins(gfx or _present_gfx())}
     return "fp8_e4m3fnuz" if kinds == {"fp8_e4m3fnuz"} else "fp8_e4m3fn"
 
 
 def _present_gfx() -> str:
-    """Return the architecture of the present AMD device, "" on others.
+    """Return the architecture of the current AMD device; "" on others.
 
-    Only a torch for AMD asks the driver, which a forked process may be unable to do.
+    The driver is queried only by torch for ROCm, since a forked process may be unable to do so.
     """
     import torch
 
@@ -74,13 +73,13 @@ def _present_gfx() -> str:
 
 
 def parse_dtype(text: str, gfx: str = "") -> str:
-    """Turn any spelling in use (``torch.bfloat16``, ``dtypes.bf16``, ``bf16``) into the short text.
+    """Return the short name of any spelling: ``torch.bfloat16``, ``dtypes.bf16``, ``bf16``.
 
     Args:
-        gfx: the architecture whose ``fp8`` is meant; "" for the present device's.
+        gfx: the architecture that decides ``fp8``; "" for that of the current device.
 
     Raises:
-        DtypeError: the text names no dtype of the closed list.
+        DtypeError: an unknown dtype.
     """
     if text.__class__ is str and (known := _SPELLED.get(text)):
         return known
@@ -94,7 +93,7 @@ def parse_dtype(text: str, gfx: str = "") -> str:
 
 
 def dtype_bits(short: str) -> int:
-    """Return the bits of one element of the dtype with this short text."""
+    """Return the bits per element of a dtype."""
     return DTYPES[parse_dtype(short)][1]
 
 
@@ -104,7 +103,7 @@ def table_text(short: str) -> str:
 
 
 def torch_dtype(short: str) -> torch.dtype:
-    """Return the torch dtype of a short text.
+    """Return the torch dtype of a short name.
 
     Raises:
         DtypeError: this version of torch has no such dtype.
@@ -119,5 +118,5 @@ def torch_dtype(short: str) -> torch.dtype:
 
 
 def short_dtype(dtype: torch.dtype) -> str:
-    """Return the short text of a torch dtype."""
+    """Return the short name of a torch dtype."""
     return parse_dtype(str(dtype))

@@ -1,35 +1,33 @@
-"""Names of backends: their order and aliases, as data. No code branches on a libtype."""
+"""Libtypes: names, ranks and aliases of backends as data; no code branches on a libtype."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import re
 
-#: The built-in backend: it fits every shape and ranks last.
+#: The built-in backend, which supports every shape and ranks last.
 BUILTIN = "torch"
 
-#: The word of ``--libtype`` for all libtypes.
+#: Value of ``--libtype`` for all libtypes.
 ALL = "all"
 
-#: Ties go to the earlier; a libtype that is not listed ranks between these and the built-in one.
+#: Ranks for ties, best first; unlisted libtypes come between these and the built-in one.
 RANK = ("hipblaslt", "cublaslt", "asm", "skinny", "triton", "ck", "cktile", "cutlass")
 
-#: The backends that may answer an untuned call, in order; TUNEDGEMM_FALLBACK replaces the list.
+#: Libtypes that may serve untuned calls, in order; TUNEDGEMM_FALLBACK overrides it.
 UNTUNED = ("hipblaslt", "triton", "asm", "skinny")
 
 #: Other spellings in AITER's and gradlib's files.
 ALIASES = {"hipblast": "hipblaslt"}
 
-#: Words of AITER's ``--libtype`` for several libtypes.
+#: AITER's names in ``--libtype`` for several libtypes.
 GROUPS = {"both": ("ck", "cktile")}
 
-#: Libtypes of old files without a backend -> the equivalent solution, whatever solution number the
-#: file gives.
+#: Libtypes of old files without a backend -> the equivalent solution, for any solution index.
 #: gradlib's rocblas is torch's default route.
 STAND_INS = {"rocblas": (BUILTIN, "native")}
 
-#: Op -> the libtypes that AITER's own tables may name; its dispatch fails on others. Empty where
-#: AITER has no table.
+#: Op -> libtypes that AITER's dispatch accepts in its tables; empty if AITER has no table.
 OF_AITERS_OPS = {
     "a16w16": ("asm", "flydsl", "hipblaslt", "opus", "skinny", BUILTIN, "triton"),
     "a8w8": ("ck",),
@@ -46,10 +44,10 @@ OF_AITERS_OPS = {
 #: All libtypes of AITER's tables.
 AITER = tuple(sorted({libtype for libtypes in OF_AITERS_OPS.values() for libtype in libtypes}))
 
-#: The libtype of AITER's own functions, which run rows whose stages belong to several backends.
+#: Libtype of AITER's functions, which run rows whose stages belong to several backends.
 AITERS_OWN = "aiter"
 
-#: Joins the libtypes of a row whose stages belong to several backends.
+#: Separator of the libtypes in a row whose stages belong to several backends.
 JOINT = "+"
 
 #: Prefix of a kernel's name -> its libtype, for AITER's tables without a libtype column; "" matches
@@ -58,7 +56,7 @@ KERNELS = {"_ZN5aiter": "asm", "flydsl_": "flydsl", "": "ck"}
 
 
 def listed(libtypes: str) -> list[str]:
-    """Return the names in a ``--libtype`` text, each once; [] for all libtypes."""
+    """Return the distinct libtypes in a ``--libtype`` text; [] for all."""
     words = [word.strip() for word in libtypes.split(",") if word.strip()]
     if ALL in words:
         return []
@@ -66,22 +64,22 @@ def listed(libtypes: str) -> list[str]:
 
 
 def canonical(libtype: str) -> str:
-    """Return our name for a libtype of a file."""
+    """Resolve an alias of a libtype in a file."""
     return ALIASES.get(libtype.strip(), libtype.strip())
 
 
 def stand_in(libtype: str) -> tuple[str, str] | None:
-    """Return the libtype and kernel name that replace a libtype of an old file; None for any other."""
+    """Return the libtype and kernel name that replace an old libtype; None for any other."""
     return STAND_INS.get(libtype.strip())
 
 
 def is_known(libtype: str) -> bool:
-    """Tell whether AITER's tables or our extras know a libtype, and each part of a joint one."""
+    """Check whether AITER or our extras have a libtype, and each part of a joint one."""
     return all(part in AITER or part in RANK or part in owners() for part in canonical(libtype).split(JOINT))
 
 
 def absent(libtype: str) -> str:
-    """Return why there can be no backend for a libtype; "" where one may be installed."""
+    """Return why no backend runs a joint libtype; "" for a single one."""
     parts = libtype.split(JOINT)
     if len(parts) > 1:
         hint = pip_hint(AITERS_OWN)
@@ -100,12 +98,12 @@ def rank(libtype: str) -> tuple[int, str]:
     return position, libtype
 
 
-#: Extras whose distributions bring no backend.
+#: Extras without a backend.
 WITHOUT_BACKEND = ("ray", "report")
 
 
 def owners() -> dict[str, str]:
-    """Map each libtype of our extras to its distribution, from the installed metadata."""
+    """Map each libtype of our extras to its distribution, by the installed metadata."""
     try:
         required = importlib.metadata.requires("tunedgemm") or []
     except importlib.metadata.PackageNotFoundError:
@@ -115,5 +113,5 @@ def owners() -> dict[str, str]:
 
 
 def pip_hint(libtype: str) -> str:
-    """Return the command that installs a libtype of ours; "" for a name that our extras do not know."""
+    """Return the command that installs a libtype of our extras; "" for others."""
     return f"pip install tunedgemm[{libtype}]" if libtype in owners() else ""

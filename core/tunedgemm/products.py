@@ -1,6 +1,6 @@
-"""Products: the memory of devices that share an architecture and its units, and what was measured.
+"""Products: memory bandwidth and measured peaks of devices with equal architecture and units.
 
-A line of the file is a product with its source. A device of another name has no facts here.
+Each line of the file is a product with its source; other devices are unknown.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _FILE = Path(__file__).with_name("products.csv")
 
 @attrs.frozen
 class Product:
-    """Facts of one product.
+    """Properties of one product.
 
     Attributes:
-        name: the slug of its name.
+        name: slug of its name.
         gfx, units: its architecture, and its compute units or multiprocessors.
-        gb_s: GB/s of its memory by its data sheet.
-        read_gb_s, tflops: GB/s of reading alone, and dense TFLOP/s of large 16-bit products, both
-            measured; 0 where they were not.
-        untuned: whether choices for untuned calls were measured on it.
-        source: the origin of these facts.
+        gb_s: memory bandwidth in GB/s by its data sheet.
+        read_gb_s, tflops: measured read bandwidth in GB/s and dense 16-bit TFLOP/s of large GEMMs;
+            0 if not measured.
+        untuned: whether heuristics for untuned calls were measured on it.
+        source: the source of these facts.
     """
 
     name: str
@@ -48,29 +48,27 @@ def products() -> dict[str, Product]:
 
 
 def difference(name: str, other: str) -> float:
-    """Return how unlike two products of one architecture are: the ratio of their memory rates, at least 1.
-
-    It is infinite where one is unknown.
-    """
+    """Return the ratio of two products' memory bandwidths, at least 1; infinity if unknown."""
     first, second = products().get(name), products().get(other)
     return max(first.gb_s / second.gb_s, second.gb_s / first.gb_s) if first and second else math.inf
 
 
 def with_memory(name: str) -> str:
-    """Return a product's name with the rate of its memory, where that is known."""
+    """Return a product's name with its memory bandwidth, if known."""
     known = products().get(name)
     return f"{name} ({known.gb_s} GB/s)" if known else name
 
 
 def measured_near(device: Device) -> tuple[Product, ...]:
-    """Return the products of the architecture on which untuned choices were measured."""
+    """Return the products of a device's architecture on which heuristics were measured."""
     return tuple(product for product in products().values() if product.untuned and product.gfx == device.gfx)
 
 
 def was_measured(device: Device) -> bool:
-    """Tell whether untuned choices were measured on a device, or on slower and faster ones of its units.
+    """Check whether heuristics were measured for a device.
 
-    A device without a name counts by its units alone.
+    Its bandwidth must be within that of measured products with equal units; a device without a name
+    needs only equal units.
     """
     alike = [product.gb_s for product in measured_near(device) if product.units == device.cu_num]
     known = products().get(device.name)

@@ -1,4 +1,4 @@
-"""Shape: one GEMM problem; with the device, it is the key of every table."""
+"""Shape: one GEMM; with the device, the key of every table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import attrs
 from tunedgemm.dtype import dtype_bits, parse_dtype
 from tunedgemm.errors import ShapeError
 
-#: Larger sizes are typing mistakes: a bf16 weight of this side by 1024 fills 4 TiB.
+#: Sizes must be smaller; a bf16 weight of this size by 1024 would take 4 TiB.
 MAX_SIZE = 1 << 31
 
 EPILOGUES = ("none", "bias")
@@ -64,21 +64,21 @@ def _bias_dtype(text: str, shape: Shape) -> str:
 
 @attrs.frozen(cache_hash=True)
 class Shape:
-    """One GEMM problem: ``out[m, n] = x[m, k] @ weight[n, k].T`` of one op.
+    """One GEMM: ``out[m, n] = x[m, k] @ weight[n, k].T`` of an op.
 
     Attributes:
         op: name of the op (family), such as ``a16w16``.
-        m, n, k: rows of the activations, rows of the weight, and the reduced dimension.
+        m, n, k: rows of the activations, rows of the weight, and the reduction dimension.
             ``m`` is the product of all leading dimensions; 0 is an empty batch.
-        dtype: dtype of the activations, as a short text; the op defines the weight's.
-        outdtype: dtype of the output; "" stands for the dtype of the activations.
+        dtype: short dtype of the activations; the op defines the weight's.
+        outdtype: short dtype of the output; "" for that of the activations.
         epilogue: ``none`` or ``bias``.
-        bias_dtype: dtype of the bias; "" stands for the dtype of the activations, of the output
-            where those have fewer than 16 bits, or bf16. Not part of a table's key.
-        scale: kind of the operands' scales: ``none``, ``tensor``, ``row`` or ``block``.
-        layout: memory layout of the weight: ``row`` (plain [N, K]), ``aiter16x16``, or one that
-            an op pack defines.
-        extra: further fields that the op declares (B, experts, ...), as sorted pairs.
+        bias_dtype: short dtype of the bias; "" for that of the activations, or if those have fewer
+            than 16 bits that of the output, else bf16. Not part of a table's key.
+        scale: granularity of the scales: ``none``, ``tensor``, ``row`` or ``block``.
+        layout: memory layout of the weight: ``row`` (plain [N, K]), ``aiter16x16``, or another
+            named layout.
+        extra: further fields of the op (B, experts, ...), as sorted pairs.
     """
 
     op: str = attrs.field(validator=attrs.validators.instance_of(str))
@@ -95,11 +95,11 @@ class Shape:
 
     @property
     def bias(self) -> bool:
-        """Tell whether a bias vector [N] is added."""
+        """Check whether a bias [N] is added."""
         return self.epilogue == "bias"
 
     def __getitem__(self, name: str) -> int | str | bool:
-        """Return a field that the op declares beyond the common ones."""
+        """Return a field of `extra`."""
         for key, value in self.extra:
             if key == name:
                 return value
@@ -114,14 +114,14 @@ class Shape:
         return f"{self.op} {' '.join(parts)}"
 
     def with_m(self, m: int) -> Shape:
-        """Return this shape with another M; three times as fast as a new one, as no other field is checked."""
+        """Return this shape with another M; three times as fast as validating a new one."""
         _size(self, _M, m)
         shape = _copy(self)
         _PUT_M(shape, m)
         return shape
 
     def with_extra(self, extra: tuple[tuple[str, int | str | bool], ...]) -> Shape:
-        """Return this shape with other further fields, which are sorted and not checked; as fast as `with_m`."""
+        """Return this shape with another `extra`, sorted and not validated; as fast as `with_m`."""
         shape = _copy(self)
         _PUT_EXTRA(shape, extra)
         return shape
@@ -135,7 +135,7 @@ class Shape:
         """Rebuild a shape from the result of `to_dict`.
 
         Raises:
-            ShapeError: it is none, or a field has an impossible value.
+            ShapeError: a field is missing or invalid.
         """
         allowed = {field.name for field in attrs.fields(cls)}
         if (
@@ -160,7 +160,7 @@ _FORGET = tuple(getattr(Shape, slot).__set__ for slot in Shape.__slots__ if slot
 
 
 def _copy(shape: Shape) -> Shape:
-    """Copy a shape without its hash, before a field of the copy is set."""
+    """Copy a shape without its cached hash, to set a field of the copy."""
     copy = object.__new__(Shape)
     for put, value in zip(_PUT, _KEPT(shape), strict=True):
         put(copy, value)

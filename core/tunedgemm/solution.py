@@ -9,12 +9,11 @@ import attrs
 from tunedgemm.errors import PluginError
 from tunedgemm.text.cell import MISSING, RULE, is_kept
 
-#: Suffix of solutions that add a bias after their kernel; see `tunedgemm.backends.split_bias`.
-#: Plugins may not use it.
+#: Suffix of solutions with a split bias (`tunedgemm.backends.split_bias`); reserved to the core.
 ADD = "+add"
 
 _MARKS = frozenset("\r\n,\"'")
-#: Readers of tables take numbers as float64.
+#: Largest integer in a table, since readers parse numbers as float64.
 LARGEST = 2**53
 _PAIRS = ([str, int], [str, str])
 
@@ -56,22 +55,21 @@ def _kept(instance: Solution, name: str, value: str) -> None:
 class Solution:
     """One launchable choice of one backend.
 
-    Its identity is (libtype, kernel_name, split_k): two solutions may share it only if they are
-    interchangeable. The plugin must be able to launch from it alone, in any later process.
+    Its identity is (libtype, kernel_name, split_k), from which the plugin must be able to launch in
+    any later process. Solutions with equal identity must be interchangeable.
 
     Attributes:
-        libtype: the backend's name; several joined by ``+`` where the stages of a row belong to
-            several.
-        kernel_name: the CSV column ``kernelName``; includes a revision of the kernel source where
-            that can change.
-        split_k: the CSV column ``splitK``; opaque to the core (a factor in some backends, a
-            logarithm in others).
-        solidx: the CSV column ``solidx``; a hint for libraries that number their kernels, not part
-            of the identity.
-        deterministic: the backend's claim that repeated runs give the same bits; verified by the
-            tuner.
-        batch_invariant: the claim that a row's bits do not depend on M; verified by the tuner.
-        extra: further columns that the op declares, as sorted pairs.
+        libtype: the backend's name, or several joined by ``+`` if the stages of a row belong to
+            several backends.
+        kernel_name: CSV column ``kernelName``; must contain a revision if the kernel's source can
+            change.
+        split_k: CSV column ``splitK``; opaque to the core (a factor or a logarithm).
+        solidx: CSV column ``solidx``; a hint for libraries that number their kernels, not part of
+            the identity.
+        deterministic: whether repeated runs are bitwise equal, as claimed by the backend and
+            verified by the tuner.
+        batch_invariant: whether the bits of a row are independent of M, claimed and verified alike.
+        extra: further columns of the op, as sorted pairs.
     """
 
     libtype: str = attrs.field(validator=attrs.validators.matches_re(r"[A-Za-z0-9_.+-]+"))
@@ -95,7 +93,7 @@ class Solution:
         """Rebuild a solution from the result of `to_dict`.
 
         Raises:
-            ValueError, PluginError: it is none, or a field has an impossible value.
+            ValueError, PluginError: a field is missing or invalid.
         """
         allowed = {field.name for field in attrs.fields(cls)}
         if not isinstance(fields, dict) or not {"libtype"} <= {*fields} <= allowed or not isinstance(fields.get("extra", {}), dict):
@@ -111,7 +109,7 @@ class Unsupported:
     """The reason for a refusal."""
 
     reason: str = attrs.field(validator=attrs.validators.instance_of(str))
-    #: whether memory ran out, so that a later question may get another answer
+    #: whether the cause is lack of memory, so that a later attempt may succeed
     passing: bool = attrs.field(default=False, kw_only=True)
 
     def __str__(self) -> str:

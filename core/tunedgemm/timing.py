@@ -1,4 +1,4 @@
-"""Timing: the outcome of one solution on one shape; one line of the trial log."""
+"""Timing: the result of one solution on one shape, as a line of the trial log."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import attrs
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 
-#: Version of the trial log's lines. Older versions stay readable.
+#: Schema version of the trial log; older versions stay readable.
 SCHEMA = 2
 
-#: status word -> its meaning
+#: Status -> its meaning.
 STATUSES = {
     "ok": "measured and correct",
     "screened": "dropped after a rough timing: others were faster",
@@ -52,23 +52,21 @@ _FLAG = _typed("true, false or null", bool, type(None))
 
 @attrs.frozen
 class Timing:
-    """The outcome of one solution on one shape.
+    """The result of one solution on one shape.
 
     Attributes:
-        shape, solution: what was run.
-        status: a word of `STATUSES`.
-        us: median device time of one call in microseconds, weights cold; 0 where it was not
-            measured.
-        noise: half width of the median's 95 % interval, relative to it.
-        samples: number of rounds that the median is taken over.
-        err_ratio: share of elements outside AITER's tolerance of the reference.
-        row_error: norm of the worst row's error, relative to the norm of that row of the reference.
-        clock_mhz: SM clock during the measurement, 0 where the driver does not report it.
-        throttled: why the driver throttled the clock; "" where it did not, or does not report it.
-        deterministic: whether repeated runs gave the same bits; None where not tested.
-        batch_invariant: whether a row's bits were the same for several M; None where not
-            tested.
-        detail: the reason of a status that is not ``ok``.
+        shape, solution: the shape and the solution.
+        status: a key of `STATUSES`.
+        us: median device time of one call with cold weights, in microseconds; 0 if not measured.
+        noise: relative half width of the median's 95 % confidence interval.
+        samples: number of rounds behind the median.
+        err_ratio: fraction of elements outside AITER's tolerance.
+        row_error: error norm of the worst row, relative to the norm of its reference.
+        clock_mhz: SM clock during the measurement; 0 if unknown.
+        throttled: throttling reason; "" if none or unknown.
+        deterministic: whether repeated runs were bitwise equal; None if not tested.
+        batch_invariant: whether rows were bitwise equal for several M; None if not tested.
+        detail: the reason of a status other than ``ok``.
     """
 
     shape: Shape
@@ -87,7 +85,7 @@ class Timing:
 
     @property
     def ok(self) -> bool:
-        """Tell whether this solution may be selected."""
+        """Check whether the solution passed and has a time."""
         return self.status == "ok" and 0.0 < self.us < float("inf")
 
     def to_json(self) -> str:

@@ -1,4 +1,4 @@
-"""Gains of the rows of all routes over the engine's kernels, measured once for each set of tables."""
+"""Measure the gains of rows over the engine's kernels, once per set of tables."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tunedgemm_engines.rows import routing, untuned_sizes
 from tunedgemm_engines.start import spared
 from tunedgemm_engines.timing import Arms, faster
 
-#: Version of the meaning of a gain, so that kept ones are comparable.
+#: Version of the measurement method; stored gains of other versions are not used.
 _MEASURE = "2"
 
 
 def compare_remembered(log: logging.Logger, engine: str, variable: str, digest: str) -> None:
-    """Time the rows of all routes against the engine's kernels, except those timed by an earlier start.
+    """Time the rows of all routes against the engine's kernels, unless an earlier start did.
 
     Args:
-        log: the engine's.
+        log: the engine's logger.
         engine: the engine's name and version.
-        variable: the environment variable with the longest time in seconds.
+        variable: the environment variable with the time limit in seconds.
         digest: `fingerprint` of the tables.
     """
 
@@ -45,13 +45,12 @@ def compare_remembered(log: logging.Logger, engine: str, variable: str, digest: 
 def compare(seconds: float, gains: dict[str, float]) -> None:
     """Time every row of every route against the engine's kernel on the model's weights.
 
-    Rows come before untuned kernels, and the smallest M first. What is not reached waits for the
-    next start, and the engine's kernel serves its M.
+    Rows come before untuned kernels, smaller M first. The engine's kernel serves an M that is not
+    reached until the next start.
 
     Args:
-        seconds: the longest that measuring takes; with 0 nothing is timed, and every row serves.
-        gains: gains of earlier starts, by route and M; those of this start are added, without
-            failures.
+        seconds: time limit in seconds; with 0 nothing is timed, and every row serves.
+        gains: gains of earlier starts by route and M; successful new ones are added.
     """
     sides: list[tuple[bool, int, Route]] = []
     for route in routes.values():
@@ -81,7 +80,7 @@ def compare(seconds: float, gains: dict[str, float]) -> None:
 
 
 def _measured(arms: Arms, route: Route, m: int) -> float | None:
-    """Time a route at M rows; return None if no layer is left, or a kernel failed, which may be temporary."""
+    """Return a route's gain at M; None if no layer is left or a kernel failed."""
     layers = [layer for layer in (ref() for ref in route.layers.values()) if layer is not None]
     if not layers or route.theirs is None:
         return None

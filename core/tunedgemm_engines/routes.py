@@ -30,30 +30,30 @@ _STEPS = 3
 
 @attrs.define(eq=False)
 class Route:
-    """The layers of one shape, and the choice of kernel at each M.
+    """The layers of one shape, and the chosen kernel at each M.
 
     Attributes:
-        name: the unique name, the same in each process, because compiled graphs hold it.
-        shape: the shape at one row of x. A field `scale_order` is that at more rows.
+        name: unique name, equal in all processes, since compiled graphs contain it.
+        shape: the shape at M = 1; its field `scale_order` holds for larger M.
         device: the device of the weights.
-        ours, theirs: functions of the operands; *theirs* is None if the engine has no kernel for
-            such layers.
-        inputs: makes the activations of M rows.
-        operands: joins those with a layer's weights to the operands of a call; the weight comes
+        ours, theirs: our and the engine's function of the operands; *theirs* is None if the engine
+            has no kernel for such layers.
+        inputs: makes activations of M rows.
+        operands: combines activations and a layer's weights into the operands of a call, the weight
             second.
         engine: the engine's name, for messages.
-        tolerance: largest relative difference of both outputs (Frobenius). Kernels of one product
-            differ by roundings, 0.4 % in bf16.
+        tolerance: largest relative difference of both outputs (Frobenius); rounding gives 0.4 % in
+            bf16.
         layers: layers by name.
-        compared: whether rows need a verdict to serve, as on GPUs.
-        untuned: M without a row that a backend would serve untuned; none unless compared.
-        verdicts: M of a row, or without one, to its speed relative to the engine's kernel; see
-            `faster` for less than 0.
-        failures: M of a row, or without one, to what a kernel raised there.
-        reasons: M to the reason why the engine's kernel serves it.
-        calls: M to the function that runs.
-        waiting: M to the calls left for the engine's kernel before a row may serve it; None until
-            the warm-up is over.
+        compared: whether rows must be measured before they serve, as on GPUs.
+        untuned: M without a row that a backend would serve untuned; empty unless *compared*.
+        verdicts: M (of the row, if any) -> speed-up over the engine's kernel, or less than 0, see
+            `faster`.
+        failures: M (of the row, if any) -> error that a kernel raised.
+        reasons: M -> why the engine's kernel serves it.
+        calls: M -> the function that runs.
+        waiting: M -> remaining calls of the engine's kernel before a row may serve; None during
+            warm-up.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Route:
     waiting: dict[int, int] | None = None
 
     def call_of(self, operands: tuple[Any, ...], m: int) -> Product:
-        """Choose and keep the function for calls of M rows; during capture count the engine's kernel."""
+        """Choose and cache the function for calls of M rows; during capture, count the calls."""
         call = self.calls.get(m)
         if call is None:
             op_dispatcher = dispatcher(self.shape.op)
@@ -91,7 +91,7 @@ class Route:
         return call
 
     def _first(self, m: int, theirs: Product) -> Product:
-        """Return the first call of M rows: the engine's kernel takes over for good if ours raises."""
+        """Return the function of the first call at M, after which the engine serves if ours raises."""
 
         def first(*operands: Any) -> torch.Tensor:
             try:
@@ -106,7 +106,7 @@ class Route:
         return first
 
     def fail(self, m: int, error: Exception) -> None:
-        """Leave M to the engine's kernel, because a kernel raised there; say so once."""
+        """Let the engine's kernel serve M after an error, and log the error once."""
         text = described(error)
         if text not in self.failures.values():
             log = logger(f"{self.engine.lower()}.tunedgemm")
@@ -114,10 +114,9 @@ class Route:
         self.failures[m] = text
 
     def _is_rare(self, m: int) -> bool:
-        """Count a call of M rows; return whether M is still too rare for a row.
+        """Count a call at M; return whether M is still too rare for a row.
 
-        Most M of prefill come once, and binding a kernel to an M takes the host longer than the
-        step that it speeds up.
+        Most M of prefill occur once, and binding a kernel takes longer than the step it speeds up.
         """
         if self.waiting is None:
             return False
@@ -126,7 +125,7 @@ class Route:
         return remaining > 0
 
     def serves(self, m: int, device: Device) -> bool:
-        """Return whether a row or an untuned kernel serves calls of M rows and was faster here."""
+        """Check whether a row or an untuned kernel serves M and was faster than the engine's."""
         if self.theirs is None or dispatcher(self.shape.op).on_miss is not None:
             return True
         is_untuned = m in self.untuned
@@ -147,11 +146,10 @@ class Route:
         return not reason
 
     def row_of(self, m: int, device: Device) -> tuple[int | None, str]:
-        """Return M of the row that serves M rows of x, or None and the reason."""
+        """Return the M of the row that serves M, or None and the reason."""
         op_dispatcher, shape = dispatcher(self.shape.op), at_m(self.shape, m)
         try:
-            # Prefill keeps meeting new M. They must not wait for a backend's heuristic, which
-            # `explain` would bind.
+            # New M of prefill must not wait for `explain` to bind a backend's heuristic.
             if not any(True for variant in {shape, _unbiased(shape)} for _ in op_dispatcher.table.candidates(variant, device)):
                 return None, "no row"
             explanation = explain_row(op_dispatcher, shape, device)
@@ -173,8 +171,7 @@ def _run(
     dtype: torch.dtype, route: str,
 ) -> torch.Tensor:  # fmt: skip
     del dtype  # the route's own
-    # Steps outside graphs make hundreds of these calls. An engine's class of parameters would pass
-    # each product through Python.
+    # Eager steps make hundreds of these calls; an engine's parameter class would slow each down.
     chosen = routes[route]
     weight, w_scale, bias = plain(weight), plain(w_scale), plain(bias)
     m = x.shape[0] if x.dim() == 2 else x.shape[:-1].numel()
@@ -195,25 +192,25 @@ _op = define_op(_SCHEMA, run=_run, fake=_fake)
 
 
 def product(*operands: Any) -> torch.Tensor:
-    """Multiply for a routed layer: one op in graphs; in eager mode the function, for less host time."""
+    """Run a routed layer: as a custom op in graphs, directly in eager mode to save host time."""
     out: torch.Tensor = _op(*operands) if torch.compiler.is_compiling() else _run(*operands)
     return out
 
 
 def add_layer(route: Route, module: Any, name: str = "") -> Route:
-    """Add a layer to the route of this name, or to this one as its first; return that route."""
+    """Add a layer to the route of this name, which is this one if it is new; return the route."""
     route = routes.setdefault(route.name, route)
     route.layers[name or getattr(module, "prefix", "") or f"layer {len(route.layers)}"] = weakref.ref(module)
     return route
 
 
 def adds_bias(layer: Any) -> bool:
-    """Return whether a layer adds its bias itself."""
+    """Check whether a layer adds its bias itself."""
     return getattr(layer, "bias", None) is not None and not getattr(layer, "skip_bias_add", False)
 
 
 def end_warm_up(device: Device) -> None:
-    """Make new M without an exact row wait from now on, after the warm-up has called the engine's sizes."""
+    """End the warm-up: from now on, new M without an exact row wait."""
     for route in routes.values():
         route.waiting = dict.fromkeys([*rows_of(route.shape, device), *route.untuned], 0)
 
@@ -229,7 +226,7 @@ def _unbiased(shape: Shape) -> Shape:
     return shape if shape.epilogue == "none" else attrs.evolve(shape, epilogue="none", bias_dtype="")
 
 
-#: Reason why vLLM's graphs never call a route.
+#: Why vLLM's graphs may never call a route.
 _STALE = "vLLM runs a graph that was compiled without them; delete VLLM_CACHE_ROOT/torch_compile_cache"
 
 
@@ -237,10 +234,10 @@ def summary(sizes: Sequence[int], device: Device, engine: str = "vLLM", stale: s
     """Sum up the routed layers, their backends, and the reasons of the others, for the engine's log.
 
     Args:
-        sizes: the numbers of tokens that the engine captures graphs for.
+        sizes: the token counts of the engine's CUDA graphs.
         device: the model's device.
         engine: the engine's name.
-        stale: the reason why a route was never called; "" if that is normal.
+        stale: why a route was never called; "" if that is normal.
     """
     lines, used, missing, layers, untuned, captured = [], set(), set(), 0, 0, 0
     for route in routes.values():

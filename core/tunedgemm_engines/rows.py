@@ -1,6 +1,6 @@
-"""Find the layers of an engine that have rows, or few rows of x that a backend serves untuned.
+"""Find the layers of an engine to route: those with rows, or that a backend serves untuned.
 
-The others stay the engine's.
+Others keep the engine's kernels.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from tunedgemm_engines.start import described
 if TYPE_CHECKING:
     from tunedgemm.tools.tables import Table
 
-#: M at which a backend may serve a layer untuned: the sizes of an engine's small graphs. At others,
-#: as in prefill, choosing and binding a kernel takes longer than it saves.
+#: M at which a backend may serve a layer untuned: the sizes of small CUDA graphs. At other M, as in
+#: prefill, choosing and binding a kernel takes longer than it saves.
 UNTUNED_M = (1, 2, 4, *range(8, 129, 8))
-#: Prefix of operands' dtypes -> the dtype for which backends are asked.
+#: Prefix of operand dtypes -> the dtype for which backends are queried.
 _DTYPES = {"": "bf16", "fp8": "fp8_e4m3fn"}
 
-#: Reasons why layers stay the engine's, with the names of those layers.
+#: Why layers keep the engine's kernels -> names of the layers.
 _unrouted: dict[str, list[str]] = {}
 
 
 def unserved_reason(op: str, n: int, k: int, *, scale: str = "none", dtype: str = "", layer: str = "") -> str:
-    """Return why a layer's calls stay the engine's, "" if they are routed.
+    """Return why a layer keeps the engine's kernel; "" if it is routed.
 
     Args:
-        op: the op of its products.
-        n, k: sizes of its weight on this rank.
-        scale: kind of its scales.
-        dtype: prefix of its operands' dtype.
+        op: name of its op.
+        n, k: N and K of its weight on this rank.
+        scale: granularity of its scales.
+        dtype: prefix of its operand dtype.
         layer: name of the layer, for `unrouted`.
     """
     try:
@@ -60,7 +60,7 @@ def unserved_reason(op: str, n: int, k: int, *, scale: str = "none", dtype: str 
 
 
 def untuned_sizes(shape: Shape, device: Device) -> list[int]:
-    """List the M of `UNTUNED_M` at which no row serves a shape and a backend would serve it untuned."""
+    """Return the M of `UNTUNED_M` at which a backend would serve a shape without a row."""
     op_dispatcher = dispatcher(shape.op)
     table, registry, libtypes = op_dispatcher.table, op_dispatcher.registry, op_dispatcher.settings.untuned
     return [m for m in UNTUNED_M if next(offers(at_m(shape, m), device, table, registry, libtypes)).origin == "heuristic"]
@@ -68,7 +68,7 @@ def untuned_sizes(shape: Shape, device: Device) -> list[int]:
 
 @contextlib.contextmanager
 def routing(layer: str) -> Iterator[None]:
-    """Route a layer in the block: an error is the reason why the layer keeps the engine's kernel."""
+    """Record an error within the context as the reason why a layer keeps the engine's kernel."""
     try:
         yield
     except Exception as error:  # a plugin, or an engine of another form, may raise anything
@@ -95,7 +95,7 @@ def unrouted(engine: str = "vLLM") -> list[str]:
 
 @functools.lru_cache(maxsize=16)
 def _weights(table: Table, index: int) -> dict[tuple[int, int], set[tuple[str, str]]]:
-    """Map (N, K) of a table's rows to their (dtype, kind of scales), for models with hundreds of layers."""
+    """Map (N, K) of a table's rows to their (dtype, scale granularity), cached for all layers."""
     weights: dict[tuple[int, int], set[tuple[str, str]]] = {}
     for row in table.rows_for(device_of(index)):
         weights.setdefault((row.shape.n, row.shape.k), set()).add((row.shape.dtype, row.shape.scale))
@@ -104,6 +104,6 @@ def _weights(table: Table, index: int) -> dict[tuple[int, int], set[tuple[str, s
 
 @functools.lru_cache(maxsize=1024)
 def _has_untuned(op: str, n: int, k: int, scale: str, dtype: str, device: Device, libtypes: tuple[str, ...]) -> bool:
-    """Return whether a backend of *libtypes* would serve a layer untuned, once for equal layers."""
+    """Check whether a backend of *libtypes* would serve a layer untuned; cached."""
     shape = Shape(op, 1, n, k, dtype, "bf16" if scale != "none" else dtype, scale=scale)
     return bool(libtypes) and bool(untuned_sizes(with_order(shape, M_MAJOR) if scale == "block" else shape, device))

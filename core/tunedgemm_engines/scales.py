@@ -1,8 +1,7 @@
-"""Pass an engine's scales to the op in the form that the op takes.
+"""Convert an engine's scales to the form that the op takes.
 
-Engines pass one scale of a tensor where their kernels broadcast it; `one_a_row` repeats it. Scales
-of blocks stay in the order that the engine's kernels read. Only a row whose kernel does not read it
-makes them be copied, and only for the M that it serves.
+Engines pass a per-tensor scale where their kernels broadcast it; `one_a_row` expands it. Block
+scales keep the engine's order, and are copied only at an M whose row's kernel cannot read it.
 """
 
 from __future__ import annotations
@@ -18,26 +17,26 @@ from tunedgemm.tools.launching import scale_order
 
 #: Orders of scales, by their words in tables.
 ROW, M_MAJOR = "row", "m_major"
-#: Rows of x that tell all orders apart: more than one, and no multiple of four.
+#: M at which all orders have different strides: more than one, and not a multiple of four.
 TELLING_ROWS = 5
 
 
 def one_a_row(scale: torch.Tensor, rows: int) -> torch.Tensor:
-    """Return the scales [rows, 1] of an operand, which an engine gives by row or as one of the tensor.
+    """Return row-wise scales [rows, 1] of an engine's row-wise or per-tensor scale.
 
-    Their number tells the two apart, not what the engine announces: it may vary with device and M.
-    One scale is repeated in each call, on the GPU and in graphs, so a new value in place counts.
+    Its size decides, not what the engine declares, which may vary with device and M. A per-tensor
+    scale is expanded in each call, also in graphs, so that in-place updates take effect.
     """
     return scale.reshape(1, 1).expand(rows, 1).contiguous() if scale.numel() == 1 else scale.reshape(rows, 1)
 
 
 def is_one_a_row(scale: Any, rows: int) -> bool:
-    """Return whether `one_a_row` takes a scale of so many rows."""
+    """Check whether `one_a_row` accepts a scale for this number of rows."""
     return isinstance(scale, torch.Tensor) and scale.dtype is torch.float32 and scale.numel() in (1, rows)
 
 
 def known_order(x_scale: Any) -> str:
-    """Return the order of scales [M, blocks] of more rows than one; row-major where it is unknown."""
+    """Return the order of scales [M, blocks], M > 1; row-major if unknown."""
     if not isinstance(x_scale, torch.Tensor) or x_scale.dim() != 2:
         return ROW
     try:
@@ -47,7 +46,7 @@ def known_order(x_scale: Any) -> str:
 
 
 def order_made(scales_of: Callable[[torch.Tensor], Any], k: int, dtype: torch.dtype, device: torch.device) -> str:
-    """Return the order of the scales that an engine makes of x [M, k]; row-major where it cannot yet."""
+    """Return the order of the scales that an engine makes for x [M, k]; row-major if that fails."""
     try:
         return known_order(scales_of(torch.randn(TELLING_ROWS, k, dtype=dtype, device=device)))
     except (RuntimeError, TypeError, ValueError, AssertionError):
@@ -55,13 +54,13 @@ def order_made(scales_of: Callable[[torch.Tensor], Any], k: int, dtype: torch.dt
 
 
 def at_m(shape: Shape, m: int) -> Shape:
-    """Return a route's shape at another M, with the order that its scales have there."""
+    """Return a route's shape at another M, with its scale order there."""
     other = shape.with_m(m)
     return other if field_of(other) == ROW else with_order(other, scale_order(other))
 
 
 def explain_row(op_dispatcher: Any, shape: Shape, device: Device) -> Any:
-    """Explain what serves a shape; where no row does, what serves it with row-major scales, if a row does."""
+    """Explain a shape, or the same with row-major scales if only that has a row."""
     explanation = op_dispatcher.explain(shape, device)
     if is_served(explanation) or field_of(shape) == ROW:
         return explanation
@@ -70,18 +69,18 @@ def explain_row(op_dispatcher: Any, shape: Shape, device: Device) -> Any:
 
 
 def is_served(explanation: Any) -> bool:
-    """Return whether a row serves, with or without its bias."""
+    """Check whether a row serves, with or without its bias."""
     return bool(explanation.offer.origin in ("table", "unbiased") and not explanation.refused)
 
 
 def scales_for_rows(shape: Shape) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return a function that prepares an engine's scales of x [M, blocks] for the op.
 
-    It returns them unchanged in an order that the op knows. Others become row-major, as do all at
-    an M whose row does not read their order.
+    Scales in an order that the op supports are unchanged. Others become row-major, as do all at an
+    M whose row does not read their order.
 
     Args:
-        shape: the route's, in the order that the engine has.
+        shape: the route's shape, with the engine's scale order.
     """
     copied: dict[tuple[int, tuple[int, ...]], bool] = {}
 
@@ -98,7 +97,7 @@ def scales_for_rows(shape: Shape) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _needs_copy(shape: Shape, m: int, device: Device) -> bool:
-    """Return whether the row that serves M rows is one for row-major scales only."""
+    """Check whether the row that serves M needs row-major scales."""
     op_dispatcher = dispatcher(shape.op)
     if op_dispatcher.settings.capture or op_dispatcher.on_miss is not None:
         return False

@@ -1,7 +1,7 @@
-"""Start-up of an engine's plugin: the engine's version, steps that may fail, and the tables' digest.
+"""Start-up of an engine's plugin: version check, steps that may fail, digest of the tables.
 
-An engine's start-up calls the plugin at many places. Whatever fails there, `spared` keeps the
-engine going.
+The engine calls the plugin at many points of its start-up; `spared` keeps failures from stopping
+the engine.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from tunedgemm.integrations import printable_line
 from tunedgemm.plugin import UserError
 
-#: Longest description of an error: a compiler's has thousands of lines.
+#: Most characters of an error's description, since compilers print thousands of lines.
 _LONGEST = 300
 
 
 def unknown_version(engine: str, version: str, supported: tuple[tuple[int, ...], tuple[int, ...]]) -> str:
-    """Return why a version of an engine is not in the known range, "" if it is."""
+    """Return why a version of an engine is outside the supported range; "" if it is inside."""
     parts = tuple(int(part) for part in version.split(".")[: len(supported[0])] if part.isdecimal())
     if supported[0] <= parts <= supported[1]:
         return ""
@@ -28,7 +28,7 @@ def unknown_version(engine: str, version: str, supported: tuple[tuple[int, ...],
 
 
 def is_supported_version(log: logging.Logger, engine: str, version: str, supported: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
-    """Return whether a version is in the known range; if not, warn that the plugin is off."""
+    """Check that a version is in the supported range; warn that the plugin is off otherwise."""
     if reason := unknown_version(engine, version, supported):
         log.warning("tunedgemm is off: %s", reason)
     return not reason
@@ -36,7 +36,7 @@ def is_supported_version(log: logging.Logger, engine: str, version: str, support
 
 @contextlib.contextmanager
 def spared(log: logging.Logger, step: str) -> Iterator[None]:
-    """Run a step of ours in an engine's start-up, which goes on if it fails; one warning says why."""
+    """Run a step of start-up; log a failure as a warning and continue."""
     try:
         yield
     except Exception as error:  # a plugin, a kernel or an engine of another form may raise anything
@@ -44,12 +44,12 @@ def spared(log: logging.Logger, step: str) -> Iterator[None]:
 
 
 def described(error: Exception) -> str:
-    """Return an error in a line, for a reason; the messages of our own need no name of a class."""
+    """Format an error as one line; our own errors without the class name."""
     return printable_line(f"{error}" if isinstance(error, UserError) else f"{type(error).__name__}: {error}")[:_LONGEST]
 
 
 def fingerprint(switch: str) -> str:
-    """Digest the choice of kernels: version, switch, plugins, tables, and whether shapes are captured."""
+    """Digest all that determines kernels: version, switch, plugins, tables, shape capture."""
     from importlib.metadata import entry_points
 
     from tunedgemm import __version__, dispatcher

@@ -1,7 +1,7 @@
-"""Comparison of two kernels on a loaded model's weights: outputs, then times of captured graphs.
+"""Compare two kernels on a loaded model's weights: outputs, then times of captured graphs.
 
-Graphs take the weights of all layers in turn, so that caches are cold, and write the activations
-before each call, as a model does.
+Graphs cycle through the weights of all layers, so that caches are cold, and write the activations
+before each call, as in a model.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from typing import Any
 import torch
 from tunedgemm.integrations import touch
 
-#: Rounds of one comparison, and the fewest bytes of weights in one graph: three times the largest
-#: L2 (60 MB).
+#: Rounds per comparison, and least bytes of weights per graph: three times the largest L2 (60 MB).
 _ROUNDS, _BYTES = 9, 180 << 20
 #: Shortest sample in milliseconds: events resolve half a microsecond.
 _SAMPLE = 0.5
-#: Least gain that counts as faster: start-up is noisy, and a wrong row would run in every layer.
+#: Least speed-up that counts, since start-up is noisy and a wrong row would run in every layer.
 _NOISE = 1.02
-#: Rows of two outputs that are compared.
+#: Rows of the outputs that are compared.
 _ROWS = 64
 
 
@@ -30,8 +29,8 @@ class Arms:
     """The stream that captures graphs, and a time budget.
 
     Args:
-        seconds: time for measuring, after which `spent` is true. Compiling kernels does not count,
-            because the engine's warm-up would compile them, too.
+        seconds: time budget of measuring, without compilation, which the engine's warm-up would
+            need, too.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -54,11 +53,11 @@ def faster(arms: Arms, ours: Callable[..., Any], theirs: Callable[..., Any], cal
         tolerance: largest relative difference of the outputs (Frobenius).
 
     Returns:
-        The ratio of the times, at most 1 if the difference may be noise. Minus the outputs'
-        relative difference if that is too large.
+        The speed-up, at most 1 if within noise; or minus the outputs' relative difference if that
+        exceeds *tolerance*.
 
     Raises:
-        Exception: what a kernel raises, or its capture.
+        Exception: raised by a kernel or its capture.
     """
     size = max(1, calls[0][1].nbytes)
     few = calls[: max(2, -(-_BYTES // size))]

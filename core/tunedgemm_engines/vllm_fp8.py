@@ -1,8 +1,7 @@
-"""fp8 layers for vLLM: each product by vLLM's own kernel, or by the tables where that is faster.
+"""fp8 layers for vLLM: each GEMM by vLLM's kernel, or by the tables where that is faster.
 
-A layer keeps the weights of vLLM's chosen kernel, and the activations that vLLM's fused functions
-quantise, with scales in the order of that kernel. Only the product is routed
-(`tunedgemm_engines.routes`).
+A layer keeps the weights of vLLM's kernel and the activations that vLLM quantises, with scales in
+that kernel's order. Only the GEMM is routed (`tunedgemm_engines.routes`).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from tunedgemm_engines.vllm_kernels import Everywhere, answering, chosen_by_vllm
 
 _OUTPUTS = (torch.bfloat16, torch.float16)
 _BLOCK = 128
-#: vLLM's fp8 kernels that keep the weight's order in the checkpoint; others shuffle or pack it.
+#: vLLM's fp8 kernels that keep the checkpoint's order of weights; others shuffle or pack them.
 _AS_LOADED = (
     "CutlassFP8ScaledMMLinearKernel", "FlashInferFP8ScaledMMLinearKernel", "ROCmFP8ScaledMMLinearKernel",
     "TritonFP8ScaledMMLinearKernel", "PerTensorTorchFP8ScaledMMLinearKernel", "RowWiseTorchFP8ScaledMMLinearKernel",
@@ -67,7 +66,7 @@ def _unknown(kernels: dict[Any, list[Any]], config: Any) -> str:
 
 
 class _Fp8(Everywhere):
-    """A kernel that wraps the one which vLLM would choose, if there is one."""
+    """A kernel that wraps the one that vLLM would choose, if any."""
 
     #: vLLM's name of the layers.
     scheme: str

@@ -1,4 +1,4 @@
-"""int8 layers for vLLM: each product by vLLM's own kernel, or by the tables where that is faster."""
+"""int8 layers for vLLM: each GEMM by vLLM's kernel, or by the tables where that is faster."""
 
 from __future__ import annotations
 

@@ -35,14 +35,14 @@ def chosen_by_vllm(kernels: list[Any], config: Any) -> Any:
 
 
 def replace_parameter(layer: Any, name: str, value: torch.Tensor) -> None:
-    """Replace a parameter of vLLM's classes by one of torch's own, because tables serve no subclasses."""
+    """Replace a parameter of a vLLM class by a torch one, since tables serve no subclasses."""
     setattr(layer, name, torch.nn.Parameter(value, requires_grad=False))
 
 
 def answering(reason_of: Callable[[Any, Any], str]) -> Any:
-    """Make ``can_implement`` from a function that returns the reason against a layer, or "".
+    """Make ``can_implement`` from a function that returns why not, or "".
 
-    An error is a reason, too: vLLM asks at start-up, and chooses its own kernel then.
+    An error counts as a reason, so that vLLM chooses its own kernel.
     """
 
     @functools.wraps(reason_of)
@@ -58,10 +58,10 @@ def answering(reason_of: Callable[[Any, Any], str]) -> Any:
 
 
 class Everywhere:
-    """A kernel for every platform, because the tables decide."""
+    """Mix-in of kernels for every platform, since the tables decide."""
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> Answer:
-        """Answer yes."""
+        """Return True, since the tables decide."""
         del compute_capability
         return True, None

@@ -1,9 +1,9 @@
-"""The artifact cache: compiled kernels and other derived bytes, kept between processes.
+"""Artifact cache: compiled kernels and other derived bytes on disk, shared by processes.
 
 One file per artifact, in a private folder of the user (``TUNEDGEMM_CACHE`` overrides it).
 ``TUNEDGEMM_SHARED_CACHE`` names a second folder, which is only read.
-A file is the SHA-256 of its payload, then the payload; a torn or edited one is rebuilt.
-Files and folders that others may change are not used: whoever writes a kernel acts as its user.
+A file is the SHA-256 of its payload, then the payload; a truncated or modified one is rebuilt.
+Files and folders that others may write are not used, since a kernel runs with the user's rights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tunedgemm.text.printable import warn_once
 #: Environment variables of the two folders.
 PRIVATE, SHARED = "TUNEDGEMM_CACHE", "TUNEDGEMM_SHARED_CACHE"
 _DIGEST = hashlib.sha256().digest_size
-#: Age of a temporary file whose writer has died, and time between two searches for such files.
+#: Age in seconds at which temporary files are deleted, and interval of the search for them.
 _STALE_S = 24 * 3600.0
 #: Temporary files of `tempfile.mkstemp`, and folders of a compiler's cache below ours.
 _TEMPORARY = ("*/tmp????????", "*/*/tmp.pid_*")
@@ -40,16 +40,15 @@ def cache_folder() -> Path:
 
 
 def artifact(key: str, build: Callable[[], bytes], *, fresh: bool = False, on_disk: bool = False) -> bytes:
-    """Return the bytes stored under *key*, building and storing them when they are missing or damaged.
+    """Return the cached bytes of *key*; build and store them if missing or damaged.
 
     Args:
-        key: everything that the bytes depend on: source, architecture, compiler and version,
-            options.
+        key: all that determines the bytes: source, architecture, compiler, version, options.
         build: returns the bytes; called at most once, outside any lock.
-        fresh: rebuild, and replace the stored bytes.
-        on_disk: the bytes are for another process, so a failure to store them is an error.
+        fresh: rebuild and replace the cached bytes.
+        on_disk: raise if the bytes cannot be stored, since another process needs them.
 
-    Without *on_disk*, an unwritable folder only means that this process keeps the bytes in memory.
+    Without *on_disk*, an unwritable folder only disables the cache on disk.
 
     Raises:
         PluginError: *build* did not return bytes, or they cannot be stored and must be *on_disk*.
@@ -74,7 +73,7 @@ def artifact(key: str, build: Callable[[], bytes], *, fresh: bool = False, on_di
 
 
 def private_folder(name: str) -> Path:
-    """Return a folder of the cache by its name, after making it and checking that it is private.
+    """Make a folder of the cache, check that it is private, and return its path.
 
     Raises:
         UntrustedError: others may change it.
@@ -88,7 +87,7 @@ def private_folder(name: str) -> Path:
 
 
 def read_cached(place: str) -> bytes:
-    """Return the bytes of a file of the private cache by its path in there.
+    """Read a file of the private cache by its relative path.
 
     Raises:
         OSError: it cannot be read, or others may change it.
@@ -101,7 +100,7 @@ def read_cached(place: str) -> bytes:
 
 
 def write_cached(place: str, parts: Sequence[bytes | memoryview]) -> None:
-    """Write a file of the private cache in one step by its path in there.
+    """Write a file of the private cache atomically by its relative path.
 
     Raises:
         OSError: it cannot be written, or others may change its folder.
@@ -121,7 +120,7 @@ def write_cached(place: str, parts: Sequence[bytes | memoryview]) -> None:
 
 
 def _stored(place: str) -> bytes | None:
-    """Return the payload that the private or else the shared cache has, None without a whole one."""
+    """Return the payload in the private or else the shared cache; None if missing or damaged."""
     with contextlib.suppress(OSError):
         if (payload := _whole(read_cached(place))) is not None:
             return payload
@@ -153,9 +152,9 @@ def _warn(error: UntrustedError) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Delete temporary files of writers that were killed; search once a day.
+    """Delete temporary files of killed writers, once a day.
 
-    The empty folder ``swept`` has the time of the last search.
+    The modification time of the empty folder ``swept`` is that of the last search.
     """
     swept, now = folder / "swept", time.time()
     with contextlib.suppress(OSError):

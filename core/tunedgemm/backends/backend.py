@@ -34,36 +34,35 @@ from tunedgemm.solution import ADD, Solution, Unsupported
 from tunedgemm.text.cell import RULE, is_kept
 from tunedgemm.text.printable import warn_once
 
-#: Most solutions of one list; a longer one never ends.
+#: Most solutions per list; a longer one is assumed to be endless.
 MOST_SOLUTIONS = 500_000
 _END = object()
 
 
 @attrs.frozen(eq=False)
 class Backend:
-    """A plugin's kernels under one libtype: facts as fields, and an object with the hooks.
+    """A plugin's kernels under one libtype: a record of properties and hooks.
 
-    Its methods ask the hooks, check the answers, and raise PluginError where a plugin breaks the
-    contract. A hook gets the device whose limits apply, and only supported shapes. Where the core
-    adds a bias after a kernel, the plugin is asked about the kernel alone.
+    Its methods call the hooks, check the results, and raise PluginError if a plugin breaks the
+    contract. Hooks get the device whose limits apply, and only supported shapes. For a split bias,
+    they get the kernel's unbiased shape.
 
     Raises:
-        PluginError: a field or a hook is not as described here.
+        PluginError: a field or a hook is invalid.
 
     Attributes:
         libtype: the name of the entry point.
-        hooks: a module or an instance whose public functions are hooks, marked with `hookimpl`.
-        ops: names of the ops that it covers; the core asks about no others.
-        platforms: the architectures that it serves, what each needs installed, and where it ran.
-        rows: rows of other libtypes that it runs as well, each as ``op:libtype``, where the row's
-            own backend does not.
-        scale_orders: the orders of scales that it reads, apart from the usual one of a shape.
-        options: its settings for a run of the tuner.
-        variables: the environment variables that it reads, apart from those of its options.
-        contract: the contract that it was written for.
+        hooks: a module or instance whose public functions are hooks, marked with `hookimpl`.
+        ops: names of the ops that it supports.
+        platforms: supported architectures, their requirements, and tested hardware.
+        rows: other libtypes whose rows it can run, as ``op:libtype``, if their own backend cannot.
+        scale_orders: supported orders of scales, in addition to the default one.
+        options: its options of ``tunedgemm tune``.
+        variables: environment variables that it reads, except those of its options.
+        contract: version of the contract that it implements.
         host: the device that a CPU emulates, in tests over fakes.
-        distribution, version: where it was found; the registry sets them.
-        functions: hook name -> function of all of its arguments by position.
+        distribution, version: its distribution, set by the registry.
+        functions: hook name -> function that takes all arguments of the hook by position.
     """
 
     libtype: str = attrs.field(validator=check_libtype)
@@ -85,9 +84,9 @@ class Backend:
         return bound_hooks(self.libtype, self.hooks)
 
     def refusal(self, shape: Shape, device: Device, solution: Solution | None = None) -> Unsupported | None:
-        """Return why the static limits exclude a shape, which may be the hook's exception; else None.
+        """Return why static limits exclude a shape, or that the hook failed; else None.
 
-        With a *solution*, ask for the shape that its kernel runs.
+        With a *solution*, check the shape of its kernel, which may have no bias.
         """
         if solution is not None:
             whole = split_bias.kernel_and_shape(solution, shape)
@@ -103,15 +102,16 @@ class Backend:
         return answer
 
     def solutions(self, shape: Shape, device: Device) -> list[Solution]:
-        """Return the solutions of a shape in the plugin's order, without duplicates; none of a refused one.
+        """Return the solutions of a shape in the plugin's order, without duplicates.
 
         Raises:
-            PluginError: the hook raised, or returned anything but Solutions of this libtype.
+            PluginError: the hook raised, or returned something other than Solutions of this
+                libtype.
         """
         return list(dict.fromkeys(self.iterate(shape, device)))
 
     def iterate(self, shape: Shape, device: Device) -> Iterator[Solution]:
-        """Yield the solutions of a shape, as the plugin lists them; none of a refused one.
+        """Yield the solutions of a shape in the plugin's order; none if it is not supported.
 
         Raises:
             PluginError: as `solutions`.
@@ -119,7 +119,7 @@ class Backend:
         return iter(()) if self.refusal(shape, device) else self._listed("enumerate_solutions", shape, device)
 
     def refine(self, solution: Solution, shape: Shape, device: Device) -> list[Solution]:
-        """Return the neighbours of a solution; none where the plugin has no `refine`."""
+        """Return the neighbours of a solution; none without a `refine` hook."""
         whole = split_bias.kernel_and_shape(solution, shape)
         if "refine" not in self.functions or isinstance(whole, Unsupported) or self.refusal(whole[1], device):
             return []
@@ -127,7 +127,7 @@ class Backend:
         return [split_bias.with_add(near) for near in neighbours] if split_bias.is_split(solution) else neighbours
 
     def _listed(self, hook: str, *arguments: Any) -> Iterator[Solution]:
-        """Yield the solutions that a hook gives, each checked."""
+        """Yield the checked solutions of a hook."""
         *before, device = arguments
         listed: Any = None
         solutions, raised = attempt(lambda: iter(self.functions[hook](*before, device.limiting(self.host))))
@@ -147,13 +147,13 @@ class Backend:
         raise PluginError(f"libtype {self.libtype!r}: {hook}() lists more than {MOST_SOLUTIONS} solutions")
 
     def _fault_of(self, solution: Any) -> str:
-        """Return why a listed value breaks the contract, or ""."""
+        """Return why a value is not a valid solution, or ""."""
         if not isinstance(solution, Solution) or solution.libtype != self.libtype:
             return f"returned a foreign solution: {solution!r}"
         return f"returned {solution}; names that end in {ADD} are the core's" if solution.kernel_name.endswith(ADD) else ""
 
     def heuristic_fallback(self, shape: Shape, device: Device) -> Solution | None:
-        """Return the plugin's choice for an untuned call; None where it has none or its hook fails."""
+        """Return the plugin's choice for an untuned call; None if it has none or its hook fails."""
         hook = self.functions.get("heuristic_fallback")
         if hook is None or self.refusal(shape, device):
             return None
@@ -166,12 +166,12 @@ class Backend:
         return chosen
 
     def bind(self, solution: Solution, shape: Shape, device: Device, *, asked: bool = False) -> Launcher | Unsupported:
-        """Return the launcher of a solution for exactly this shape; an exception becomes a refusal.
+        """Bind a solution to exactly this shape; an exception becomes a refusal.
 
-        *asked* says that `refusal` has just accepted the shape of the solution's kernel.
+        *asked* means that `refusal` has just accepted the kernel's shape.
 
-        The plugin's launcher gets plain tensors: shuffled weights and scales come as their bytes
-        are in memory. A plain `run`, which does not get the shape, gets the operands unchanged.
+        The plugin's launcher gets shuffled weights and scales as plain tensors of their bytes. A
+        plugin with only `run`, which does not get the shape, gets the operands unchanged.
         """
         whole = split_bias.kernel_and_shape(solution, shape)
         if isinstance(whole, Unsupported):
@@ -183,20 +183,20 @@ class Backend:
         return with_plain_weights(answer, shape) if isinstance(answer, Launcher) and "bind" in self.functions else answer
 
     def bind_unwrapped(self, solution: Solution, shape: Shape, device: Device, *, asked: bool = False) -> Launcher | Unsupported:
-        """Bind without the wrapper between the operands of a call and the plugin's launcher."""
+        """Bind without the wrapper that converts shuffled operands to plain tensors."""
         if not asked and (refusal := self.refusal(shape, device)):
             return refusal
         if not (limiting := device.limiting(self.host)).is_present:
             return Unsupported(f"device: not present (got {device})")
         if "bind" not in self.functions:
             run = self.functions["run"]
-            # A plain `run` may do anything at its first call, so it is kept out of captures.
+            # `run` may do anything at its first call, so it must not be captured.
             return Launcher(lambda *operands: run(solution, operands), graph_safe=False)
         answer: Launcher | Unsupported = self._asked("bind", Launcher, solution, shape, limiting)
         return answer
 
     def _asked(self, hook: str, wanted: type[Any], *arguments: Any) -> Any:
-        """Return a hook's answer, or a refusal: the plugin's, or how it broke the contract."""
+        """Return a hook's result, or a refusal by the plugin or for a broken contract."""
         passing: list[bool] = []
 
         def answered() -> Any:
@@ -218,7 +218,7 @@ class Backend:
         return Unsupported(f"its {hook}() raised {fault}", passing=any(passing)) if fault else answer
 
     def run(self, solution: Solution, shape: Shape, device: Device, operands: tuple[Any, ...]) -> Any:
-        """Launch eagerly: the plugin's `run`, on the operands unchanged, else through `bind`.
+        """Launch eagerly, by the plugin's `run` on unchanged operands, else by `bind`.
 
         Raises:
             PluginError: `bind` refused.
@@ -231,28 +231,28 @@ class Backend:
         return launcher.call(*operands)
 
     def prepare(self, solution: Solution, shape: Shape, device: Device) -> None:
-        """Compile ahead, where the plugin can and supports the shape."""
+        """Compile ahead, if the plugin has a `prepare` hook and supports the shape."""
         whole = split_bias.kernel_and_shape(solution, shape)
         if "prepare" in self.functions and not isinstance(whole, Unsupported) and not self.refusal(whole[1], device):
             self.functions["prepare"](*whole, device.limiting(self.host))
 
     def lacks(self, solution: Solution, shape: Shape, device: Device) -> str:
-        """Return why `bind` would refuse a solution, as far as the plugin tells without binding; else ""."""
+        """Return why `bind` would refuse a solution, if the plugin knows without binding; else ""."""
         if "lacks" not in self.functions:
             return ""
         refusal = self.refusal(shape, device, solution)
         return str(refusal) if refusal else self._text("lacks", solution, shape, device)
 
     def why_none(self, shape: Shape, device: Device) -> str:
-        """Return why the list of a supported shape is empty, as far as the plugin tells."""
+        """Return why a supported shape has no solutions."""
         return self.lacks(Solution(self.libtype), shape, device) or f"{self.libtype} lists no kernel for this shape"
 
     def source_of(self, solution: Solution, shape: Shape, device: Device) -> str:
-        """Return the file and entry behind the plugin's own choice, or ""."""
+        """Return the file and entry from which the plugin chose a solution, or ""."""
         return "" if self.refusal(shape, device, solution) else self._text("source_of", solution, shape, device)
 
     def _text(self, hook: str, solution: Solution, shape: Shape, device: Device) -> str:
-        """Return a hook's text about a kernel; "" where it is missing, fails or returns anything else."""
+        """Return the text of a hook; "" if it is missing, fails or returns something else."""
         whole = split_bias.kernel_and_shape(solution, shape)
         if hook not in self.functions or isinstance(whole, Unsupported):
             return ""
@@ -267,7 +267,7 @@ class Backend:
         return attempt(text)[0] or ""
 
     def library_version(self, device: Device) -> str:
-        """Return the version of the library; "" where it is unknown, or a text that tables cannot keep."""
+        """Return the library version; "" if it is unknown or cannot be stored in a table."""
         if "library_version" not in self.functions:
             return ""
         answer, _ = attempt(self.functions["library_version"], device.limiting(self.host))
@@ -278,7 +278,7 @@ class Backend:
         return ""
 
     def details(self, device: Device) -> tuple[str, ...]:
-        """Return the plugin's lines about this machine; one with the reason where its hook fails."""
+        """Return the plugin's lines about this machine, or the reason why its hook failed."""
         if "details" not in self.functions:
             return ()
 
@@ -290,13 +290,10 @@ class Backend:
 
 
 def with_plain_weights(launcher: Launcher, shape: Shape) -> Launcher:
-    """Wrap a launcher to take shuffled weights and scales out of their types, where the shape has such.
-
-    See `Backend.bind`.
-    """
+    """Wrap a launcher to convert shuffled weights and scales to plain tensors; see `Backend.bind`."""
     if shape.layout == "row" and scale_order(shape) != SHUFFLED:
         return launcher
-    from torch import Tensor  # a caller that launches has loaded it
+    from torch import Tensor  # already imported when launching
 
     from tunedgemm.ops.formats.shuffle import plain_weight
 

@@ -13,12 +13,12 @@ class Command:
     """One subcommand.
 
     Attributes:
-        name: the word after ``tunedgemm``; a plugin's entry point has the same name.
+        name: name of the subcommand and of a plugin's entry point.
         help: one line for the list of commands.
-        add_arguments: fills the command's parser.
-        run: does the work from the parsed arguments and returns the exit code.
-        add_late: adds arguments that are slow to compute, given the words after the command's;
-            called only when this command's arguments are parsed or its help is printed.
+        add_arguments: adds arguments to the parser.
+        run: runs the command with the parsed arguments and returns the exit code.
+        add_late: adds arguments that are slow to compute, given the remaining words; called only
+            when this command is parsed or its help is printed.
     """
 
     name: str

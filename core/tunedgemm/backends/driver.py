@@ -1,7 +1,7 @@
-"""CUDA's and HIP's drivers through ctypes, for plugins that load code objects.
+"""The CUDA and HIP drivers through ctypes, for plugins that load code objects.
 
-A plugin names the functions that it calls; `native` launches the loaded kernels. The vendors'
-headers are cuda.h of CUDA 12 and 13 and hip_runtime_api.h of ROCm 6 and 7.
+`native` launches the loaded kernels. Signatures are those of cuda.h (CUDA 12 and 13) and
+hip_runtime_api.h (ROCm 6 and 7).
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ _granting = ForkSafeLock()
 
 @attrs.frozen(eq=False, kw_only=True)
 class DriverInterface:
-    """A driver's functions, as far as a plugin needs them.
+    """The functions of a driver that a plugin uses.
 
     Attributes:
-        plugin: name of the plugin, with which its errors begin.
-        kind: kind of the driven devices, as `Device.kind`.
-        libraries: its file names, newest first; the last is their common prefix.
-        functions: the plugin's word -> (name, arguments); all return a status, of which 0 is
+        plugin: name of the plugin, for messages.
+        kind: kind of devices, as in `Device.kind`.
+        libraries: file names of the library, newest first; the last is their common prefix.
+        functions: the plugin's word -> (function name, argument types); all return a status, 0 for
             success.
-        error: the function that returns the text of a status, on NVIDIA through a pointer.
-        no_context: the status of a call by a thread without a context, see `Driver.mend`; -1 where
-            there are no contexts.
+        error: name of the function that returns a status's text, on NVIDIA through a pointer.
+        no_context: status of a call in a thread without a context, see `Driver.mend`; -1 if there
+            are no contexts.
     """
 
     plugin: str
@@ -120,10 +120,9 @@ class Driver:
             self.mend(word, status, index)
 
     def mend(self, word: str, status: int, index: int) -> None:
-        """Prepare a retry of a failed call where the thread only lacked a context.
+        """Enter the device's context if a call failed because the thread had none.
 
-        A thread lacks one while it has called nothing of CUDA's runtime except what torch answers
-        from a cache.
+        A thread has none before its first call of the CUDA runtime.
 
         Raises:
             LaunchError: the call failed for another reason.
@@ -132,9 +131,9 @@ class Driver:
             raise LaunchError(f"{self.interface.functions[word][0]}: {self.text(status)}")
 
     def _enter(self, index: int) -> bool:
-        """Enter the device's primary context where the thread had none; return whether it had none.
+        """Enter the device's primary context if the thread has none; return whether it had none.
 
-        That context is torch's and lives as long as the process.
+        It is torch's context, which lives as long as the process.
         """
         loaded, device, context = ctypes.CDLL(self.path), ctypes.c_int(), ctypes.c_void_p()
         return not (
@@ -167,7 +166,7 @@ class KernelFunction:
         driver: driver that loaded it.
         index: device index; -1 for host memory.
         address: the driver's handle.
-        granted: bytes of dynamic shared memory granted to a block; the most requested so far.
+        granted: bytes of dynamic shared memory allowed per block: the most requested so far.
     """
 
     driver: Driver
@@ -189,9 +188,9 @@ class KernelFunction:
         return value.value
 
     def grant(self, shared: int) -> None:
-        """Request so many bytes of dynamic shared memory for a block; needs ``set`` on NVIDIA.
+        """Allow this many bytes of dynamic shared memory per block; needs ``set`` on NVIDIA.
 
-        Launches of several shapes share the function, so a grant never shrinks. HIP needs none.
+        It never shrinks, since shapes share the function. HIP needs no such call.
 
         Raises:
             LaunchError: the driver refuses.
@@ -202,7 +201,7 @@ class KernelFunction:
                 self.granted = shared
 
     def mend(self, status: int) -> None:
-        """Prepare a retry of a failed launch where the thread only lacked a context.
+        """Enter the device's context if a launch failed because the thread had none.
 
         Args:
             status: its status; negated, that of a tensor map.
@@ -215,9 +214,9 @@ class KernelFunction:
 
 @functools.cache
 def load_function(driver: Driver, code: bytes, entry: str, index: int) -> KernelFunction:
-    """Load the kernel *entry* of a code object on the device with this index, -1 for host memory.
+    """Load the kernel *entry* of a code object on the device with this index; -1 for host memory.
 
-    Each kernel is loaded once and stays loaded, because a captured graph may be its only user.
+    Kernels are loaded once and never unloaded, since a captured graph may still use them.
 
     Raises:
         LaunchError: the driver refuses the code or the entry.

@@ -1,7 +1,7 @@
-"""Private: check who may change a file before its bytes are run or believed.
+"""Check the ownership and permissions of files before their bytes are run or trusted.
 
-Whoever may write a cache or a pack acts as this user. A file therefore counts only where its owner
-is trusted, others may not write it, and the same holds for every folder above it.
+A file is used only if its owner is trusted and others cannot write it, nor replace a folder above
+it: who can write a cache or a pack can run code as this user.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class UntrustedError(PermissionError):
 
 
 def make_private(folder: Path) -> Path:
-    """Make a folder that only this user may enter, and check one that exists; return its resolved path.
+    """Make a folder that only this user may enter, or check an existing one; return its real path.
 
     Raises:
         UntrustedError: others own it or may write it, or may replace a folder above it.
@@ -43,10 +43,7 @@ def make_private(folder: Path) -> Path:
 
 
 def fault_of(folder: Path) -> str:
-    """Return why a folder that exists is not private, as `make_private` would; "" if it is.
-
-    Changes nothing.
-    """
+    """Return why an existing folder is not private; "" if it is."""
     try:
         make_private(Path(os.path.realpath(folder, strict=True)))
     except OSError as error:
@@ -60,12 +57,12 @@ def read_private(file: Path) -> bytes:
 
 
 def read_trusted(file: Path, most: int = -1, *, owners: Iterable[int] = ()) -> bytes:
-    """Return the bytes of a regular file, of which the opened file is checked and not its path.
+    """Return the bytes of a regular file, after checking the opened file.
 
     Args:
-        most: read no more than so many bytes.
-        owners: users that may own it and its folder; by default root, this user, and the owner of
-            this package's code.
+        most: most bytes to read; -1 for all.
+        owners: users that may own it and its folder; by default root, this user and the owner of
+            this package.
 
     Raises:
         UntrustedError: another user owns it or may write it, or may replace a folder above it.

@@ -1,11 +1,11 @@
 """The hooks of a backend, and the markers of their specifications and implementations.
 
-An implementation may take any subset of a hook's arguments and may not give them defaults. The
-device is the one whose limits apply. `Backend` validates the hooks by pluggy and binds them as
-plain functions (hook wrappers do not apply). It asks `supports` first, so that each later hook gets
-a supported shape, and `bind` a present device.
+An implementation may take any subset of a hook's arguments, without defaults. The device is the
+one whose limits apply. `Backend` validates the hooks by pluggy and calls them as plain functions,
+without hook wrappers. It calls `supports` first, so that later hooks get only supported shapes;
+`bind` gets only present devices.
 
-In `supports`, `bind` and `lacks` a PluginError is a refusal: its text is the reason.
+In `supports`, `bind` and `lacks`, a PluginError is a refusal with its text as the reason.
 """
 
 # Bodies are docstrings only: pluggy reads the signatures.
@@ -22,7 +22,7 @@ from tunedgemm.device import Device
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 
-#: Version of the hooks, of `Backend` and of `tunedgemm.plugin`; the core loads this one alone.
+#: Version of the hooks, of `Backend` and of `tunedgemm.plugin`; the core loads no other.
 CONTRACT = 1
 
 hookspec = pluggy.HookspecMarker("tunedgemm")
@@ -31,62 +31,62 @@ hookimpl = pluggy.HookimplMarker("tunedgemm")
 
 @hookspec
 def supports(shape: Shape, device: Device) -> Unsupported | None:
-    """Return why the static limits exclude the shape, else None: pure, fast, valid for absent devices."""
+    """Return why static limits exclude a shape, else None; pure, fast, also for absent devices."""
 
 
 @hookspec
 def enumerate_solutions(shape: Shape, device: Device) -> Iterable[Solution]:
-    """List the solutions for a supported shape, best guesses first, the same in every process."""
+    """List the solutions for a supported shape, best guesses first, equal in every process."""
 
 
 @hookspec
 def run(solution: Solution, operands: tuple[Any, ...]) -> Any:
     """Launch a solution eagerly and return the output tensor.
 
-    It does not get the shape, so shuffled weights and scales come in separate types
-    (`ShuffledWeight`, `ShuffledScale`), which name the order.
+    Shuffled weights and scales keep their types (`ShuffledWeight`, `ShuffledScale`), which name the
+    order, since `run` does not get the shape.
     """
 
 
 @hookspec
 def heuristic_fallback(shape: Shape, device: Device) -> Solution | None:
-    """Name the solution for an untuned call, or None unless it is expected to beat torch."""
+    """Return the solution for an untuned call if it is expected to beat torch, else None."""
 
 
 @hookspec
 def bind(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
-    """Do all slow work before any graph capture, and return the launcher for exactly this shape.
+    """Return the launcher for exactly this shape, after all slow work: compiling, loading.
 
-    The launcher gets plain tensors. A weight whose ``shape.layout`` is not ``row`` comes as its
-    bytes are in memory.
+    The launcher gets plain tensors; a shuffled weight (``shape.layout`` other than ``row``) is a
+    plain tensor of its bytes.
     """
 
 
 @hookspec
 def prepare(solution: Solution, shape: Shape, device: Device) -> None:
-    """Compile into the artifact cache, in a process without a device, so that `bind` compiles nothing."""
+    """Compile into the artifact cache, in a process without a device, so that `bind` need not."""
 
 
 @hookspec
 def refine(solution: Solution, shape: Shape, device: Device) -> Iterable[Solution]:
-    """List the neighbours of a good solution that are worth timing next."""
+    """List the neighbours of a fast solution that are worth timing."""
 
 
 @hookspec
 def lacks(solution: Solution, shape: Shape, device: Device) -> str:
-    """Say why `bind` would refuse a solution; "" where it would not, or where only `bind` can tell."""
+    """Return why `bind` would refuse a solution; "" if it would not or only `bind` can know."""
 
 
 @hookspec
 def source_of(solution: Solution, shape: Shape, device: Device) -> str:
-    """Say where an alias, or a solution without a name, gets its kernel from; "" for all others."""
+    """Return the source of the kernel of an alias or of an unnamed solution; "" for others."""
 
 
 @hookspec
 def library_version(device: Device) -> str:
-    """Name the version of the library behind the kernels; a text that changes when they become others."""
+    """Return the version of the kernels' library, a text that changes whenever they do."""
 
 
 @hookspec
 def details(device: Device) -> Iterable[str]:
-    """List lines for ``tunedgemm plugins -v``: libraries and kernels on this machine, refusals."""
+    """List lines for ``tunedgemm plugins -v``: libraries, kernels, and why some are unusable."""

@@ -14,13 +14,13 @@ class Launcher:
     """A solution bound to one shape on one device, ready to run.
 
     Attributes:
-        call: takes the op's operands by position, without trailing absent ones and with any leading
-            dimensions, and returns a new output tensor [..., N]. Operands are contiguous and
-            16-byte aligned. A launcher that a plugin's `bind` returns gets a shuffled weight as a
-            plain tensor of its bytes. Output and workspace come from ``torch.empty``. The dtypes
-            are the shape's, under autocast, too. Safe to call from several threads and streams.
+        call: takes the op's operands by position, without trailing absent ones, with any leading
+            dimensions, contiguous and 16-byte aligned; returns a new output tensor [..., N]. A
+            plugin's launcher gets a shuffled weight as a plain tensor of its bytes. Output and
+            workspace must come from ``torch.empty``. The dtypes are the shape's, also under
+            autocast. It must be safe in several threads and streams.
         graph_safe: whether `call` may be captured in a CUDA or HIP graph.
-        workspace_bytes: scratch memory of one call, without its output.
+        workspace_bytes: workspace of one call in bytes, without its output.
     """
 
     call: Callable[..., Any] = attrs.field(validator=attrs.validators.is_callable())
@@ -29,9 +29,9 @@ class Launcher:
 
 
 def on_device(call: Callable[..., Any], index: int) -> Callable[..., Any]:
-    """Wrap a call to make the operands' device, by its CUDA or HIP index, the current one.
+    """Wrap a call in a device guard for this CUDA or HIP index.
 
-    With a single device, and for the CPU (-1), this is the call itself.
+    With a single device, and for the CPU (-1), it is returned unchanged.
     """
     if index < 0 or _devices() < 2:
         return call

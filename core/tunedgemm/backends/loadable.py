@@ -1,7 +1,7 @@
-"""Tries in a child process whether a library loads, since a load may end or block its process.
+"""Test in a child process whether a library loads, since loading may crash or hang.
 
-The cache remembers each answer by the library's files, their times, torch's version and the
-interpreter: a success until one of these changes, a failure for an hour.
+Results are cached by the library's files, their times, torch's version and the interpreter: a
+success until one of these changes, a failure for an hour.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ from tunedgemm.process.forksafe import ForkSafeLock
 _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
 
-#: Time that a load may take, the interpreter's start and torch's import included.
+#: Time limit of a load in seconds, including the interpreter's start and torch's import.
 LOAD_SECONDS = 60.0
-#: How long a failure counts: a dependency that it lacked may have been installed since.
+#: Seconds for which a failure is cached, since a missing dependency may be installed later.
 _RETRY_SECONDS = 3600.0
-#: Exit statuses of a child that ran all of the code, and of one whose code raised: unusual ones,
-#: because a library may exit.
+#: Exit codes for success and for an exception; unusual ones, because a library may call exit.
 _LOADED, _RAISED = 91, 92
 #: Precedes the exception on standard error, which has warnings of the library, too.
 _MARK = "its code raised "
@@ -72,9 +71,9 @@ _thread = _Thread()
 
 
 def in_threads(function: Callable[[_Item], _Answer], items: Sequence[_Item]) -> list[_Answer]:
-    """Return a function's answers about items, each from a thread; all may ask `load_fault` at once.
+    """Map a function over items in threads, which may call `load_fault` concurrently.
 
-    If the caller is interrupted, the children of these threads end.
+    If the caller is interrupted, their child processes are killed.
     """
     cancelled = threading.Event()
     with ThreadPoolExecutor(len(items), initializer=lambda: setattr(_thread, "cancelled", cancelled)) as pool:
@@ -89,9 +88,9 @@ def in_threads(function: Callable[[_Item], _Answer], items: Sequence[_Item]) -> 
 
 
 def load_fault(code: str, *files: Path, timeout: float = LOAD_SECONDS) -> str:
-    """Return why a library does not load here, or "" where it does.
+    """Return why a library does not load here; "" if it does.
 
-    The first question about a library starts a child process. Later ones read the cache.
+    The first call for a library starts a child process; later ones use the cache.
 
     Args:
         code: Python source that loads the library, such as

@@ -1,4 +1,4 @@
-"""Option: a backend's setting for one run of the tuner: an environment variable and its flag."""
+"""Option: a backend's option of ``tunedgemm tune``: a flag and its environment variable."""
 
 from __future__ import annotations
 
@@ -37,20 +37,18 @@ def _choices(option: Option, _: attrs.Attribute[tuple[str, ...]], choices: tuple
 
 @attrs.frozen
 class Option:
-    """A setting of ``tunedgemm tune`` for one run. The backend reads the variable, in any process.
+    """An option of ``tunedgemm tune``, which the backend reads from the variable in any process.
 
     Raises:
-        PluginError: a field is not as described here.
+        PluginError: a field is invalid.
 
     Attributes:
-        flag: ``--NAME-WORD``, with more words if needed, in lower case. NAME is that of the backend
-            or its package.
-        variable: ``TUNEDGEMM_`` and the words of the flag, in capitals.
-        help: its effect, one line.
-        choices: its values, the default first, which holds where the variable is unset or empty.
-            Empty to allow any text, with the default "".
-        kind: converts a user's text to the value, where needed; may raise `UserError`. It is not
-            applied to the variable.
+        flag: ``--NAME-WORD...`` in lower case, where NAME is that of the backend or its package.
+        variable: ``TUNEDGEMM_`` and the words of the flag in capitals.
+        help: its effect in one line.
+        choices: valid values, the default first; empty to allow any text, with the default "".
+        kind: converts the flag's text to the value, and may raise `UserError`; not applied to the
+            variable.
     """
 
     flag: str = attrs.field(validator=_flag)
@@ -65,7 +63,7 @@ class Option:
         return self.choices[0] if self.choices else ""
 
     def value(self, environment: Mapping[str, str] = os.environ) -> str:
-        """Return the current value; the default, with a warning of the process, for a bad one."""
+        """Return the current value; warn once about an invalid one and return the default."""
         text = environment.get(self.variable, "").strip() or self.default
         if not self.choices:
             return text

@@ -1,4 +1,4 @@
-"""Platform: the architectures that a backend serves, what each needs installed, and where it ran."""
+"""Platform: architectures that a backend supports, their requirements, and tested hardware."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tunedgemm.architectures import ARCHITECTURES
 from tunedgemm.device import Device
 from tunedgemm.errors import PluginError
 
-#: A kind stands for all of its architectures.
+#: Kinds of devices, each of which stands for all of its architectures.
 _KINDS = ("nvidia", "amd", "cpu")
 _ARCHITECTURE = re.compile(r"sm_\d+|gfx[0-9a-f]+")
 
@@ -31,19 +31,19 @@ def _devices(_: Platform, __: attrs.Attribute[Any], devices: tuple[str, ...]) ->
 
 @attrs.frozen
 class Platform:
-    """Architectures that a backend serves, and what must be installed for them.
+    """Architectures that a backend supports, with requirements and tested hardware.
 
     Raises:
-        PluginError: a field is not as described here.
+        PluginError: a field is invalid.
 
     Attributes:
         devices: architectures, such as ``sm_90`` and ``gfx942``; ``nvidia``, ``amd`` and ``cpu``
             stand for all of a kind.
-        needs: what must be installed apart from the backend's distribution and its dependencies,
-            a text each, such as ``deep_gemm 2.1 to 2.3, or vLLM 0.20 to 0.33``.
-        ran: the hardware on which these kernels ran and their outputs were checked, such as
-            ``H200``; empty where they never ran.
-        ops: the ops served there; empty for all of the backend's.
+        needs: requirements beyond the distribution's dependencies, such as ``deep_gemm 2.1 to 2.3,
+            or vLLM 0.20 to 0.33``.
+        ran: hardware on which the kernels ran and were verified, such as ``H200``; empty if
+            untested.
+        ops: the ops supported there; empty for all ops of the backend.
     """
 
     devices: tuple[str, ...] = attrs.field(validator=_devices)
@@ -52,8 +52,6 @@ class Platform:
     ops: tuple[str, ...] = attrs.field(default=(), validator=_texts)
 
     def serves(self, op: str, device: Device) -> bool:
-        """Tell whether the platform names the op, and the device's kind, architecture or a relative
-        of an unknown one.
-        """
+        """Check whether the platform includes the op, and the device or its family."""
         names = (device.kind, *ARCHITECTURES.stand_ins(device.gfx))
         return (op in self.ops or not self.ops) and any(name in self.devices for name in names)

@@ -1,6 +1,6 @@
-"""Finds backends by entry point, and loads them one at a time and guarded.
+"""Registry: find backends by entry point, and load each on first use.
 
-A broken plugin is skipped and its reason is kept; requested by name it is an error.
+A broken plugin is skipped with its reason; requested by name, it is an error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Registry:
         self._runners: dict[tuple[str, str], tuple[Backend, ...]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the entry points; another process loads its plugins anew."""
+        """Pickle the entry points; another process loads the plugins again."""
         return type(self), (list(self._entries.values()),)
 
     @property
@@ -42,18 +42,18 @@ class Registry:
         return tuple(sorted(self._entries, key=rank))
 
     def __contains__(self, libtype: object) -> bool:
-        """Tell whether a libtype is installed, even one that does not load."""
+        """Check whether a libtype is installed, even if it does not load."""
         return libtype in self._entries
 
     def get(self, libtype: str) -> Backend | Unsupported:
-        """Return the backend of a libtype, or why there is none; import that plugin on first use."""
+        """Return the backend of a libtype, or why it is unavailable; import it on first use."""
         if libtype not in self._loaded:
             entry = self._entries.get(libtype)
             self._loaded[libtype] = self._missing(libtype) if entry is None else _load(entry)
         return self._loaded[libtype]
 
     def runners(self, op: str, libtype: str) -> tuple[Backend, ...]:
-        """Return the backends that state in ``rows`` that they run such rows.
+        """Return the backends whose ``rows`` include ``op:libtype``.
 
         The first call imports all plugins.
         """
@@ -62,17 +62,17 @@ class Registry:
         return self._runners[op, libtype]
 
     def problems(self, libtype: str) -> tuple[str, ...]:
-        """Return problems other than a failed load: other distributions that claim the same libtype."""
+        """Return other distributions that register the same libtype, as messages."""
         return tuple(self._rivals.get(libtype, ()))
 
     def select(self, libtypes: str = "all") -> list[Backend]:
-        """Return the backends of a ``--libtype`` text: ``all`` that load, or a comma list.
+        """Return the backends of a ``--libtype`` text: ``all``, or comma-separated libtypes.
 
-        ``all`` is in order of rank, with a warning of others. A list is in its order, and ``both``
-        is ck and cktile.
+        ``all`` gives those that load, by rank, with a warning about others. A list keeps its order,
+        and ``both`` means ck and cktile.
 
         Raises:
-            LibtypeError: a named one is unknown or does not load; the message names the remedy.
+            LibtypeError: a named libtype is unknown or does not load.
         """
         wanted = listed(libtypes)
         if not wanted:
@@ -86,7 +86,7 @@ class Registry:
         return selected
 
     def _all(self) -> list[Backend]:
-        """Return the installed backends that load; warn of each other one, once in a process."""
+        """Return the backends that load; warn once about each other one."""
         answers = {libtype: self.get(libtype) for libtype in self.libtypes}
         for libtype, answer in answers.items():
             if isinstance(answer, Unsupported):
@@ -123,7 +123,7 @@ def _load(entry: EntryPoint) -> Backend | Unsupported:
 
 
 def _by_name(points: Iterable[EntryPoint]) -> tuple[dict[str, EntryPoint], dict[str, list[str]]]:
-    """Return one entry per libtype: of several claimants our distribution's, else the first by name."""
+    """Return one entry point per libtype: ours if several exist, else the first by name."""
     official = owners()
     claims: dict[str, list[EntryPoint]] = {BUILTIN: [_BUILTIN_ENTRY]}
     for entry in points:
@@ -147,6 +147,6 @@ def _claim_rank(entry: EntryPoint, official: str | None) -> tuple[Any, ...]:
 
 
 def tie_order(backends: Sequence[Backend], libtypes: str) -> dict[str, int]:
-    """Map each libtype to its position for ties: the order of ``--libtype``, else the rank."""
+    """Map each libtype to its rank for ties: the order in ``--libtype``, else the usual rank."""
     ranked = sorted((backend.libtype for backend in backends), key=rank)
     return {libtype: position for position, libtype in enumerate(dict.fromkeys([*listed(libtypes), *ranked]))}

@@ -1,7 +1,7 @@
-"""Signature: where ``TUNEDGEMM_REQUIRE_SIGNED`` is on, files of others need a trusted signature.
+"""Signatures: with ``TUNEDGEMM_REQUIRE_SIGNED``, foreign files need a trusted signature.
 
-A signature is minisign's ``FILE.minisig``. ``TUNEDGEMM_TRUSTED_KEYS`` names the file of trusted
-public keys, one a line. The bytes that are checked are the bytes that are used.
+A signature is minisign's ``FILE.minisig``. ``TUNEDGEMM_TRUSTED_KEYS`` names a file of trusted
+public keys, one per line. The verified bytes are the ones that are used.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ SUFFIX = ".minisig"
 
 
 class SignatureError(PermissionError):
-    """A file without a signature by a trusted key."""
+    """A file without a valid signature by a trusted key."""
 
 
 def signature_required() -> bool:
-    """Return whether packs, tables and shared artifacts need a signature."""
+    """Check whether packs, tables and shared artifacts need a signature."""
     return switched_on(REQUIRED)
 
 
 def check_signature(file: Path, content: bytes) -> None:
-    """Check that a trusted key signed these bytes of a file, where signatures are required.
+    """Check that a trusted key signed these bytes of a file, if signatures are required.
 
-    The signature's comment names the file, so that one signed file cannot stand for another.
+    The signature's comment names the file, so that one signed file cannot replace another.
 
     Raises:
-        SignatureError: it is unsigned or wrongly signed, or signatures cannot be checked here.
+        SignatureError: the signature is missing or invalid, or cannot be checked here.
     """
     if not signature_required():
         return

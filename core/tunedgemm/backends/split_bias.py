@@ -1,7 +1,7 @@
-"""A bias added after the kernel: ``kernel+add`` runs a kernel without a bias, then adds it.
+"""Split bias: ``kernel+add`` runs a kernel without bias, then adds it in place.
 
-Some kernels take no bias. Some are slower with one than a product and an add, which torch does in
-place. The product is rounded before the sum is, and verification decides whether that is allowed.
+Some kernels take no bias, and some are slower with one. The result is rounded before and after the
+addition; verification decides whether that is accurate enough.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tunedgemm.ops import ops
 from tunedgemm.shape import Shape
 from tunedgemm.solution import ADD, Solution, Unsupported
 
-#: Output dtypes that hold a bias in a narrower dtype exactly.
+#: Output dtypes that represent a narrower bias exactly.
 _WIDE = ("fp32", "fp64")
-#: Output dtypes of a sum in float32, where the bias has another dtype.
+#: Output dtypes for which a bias of another dtype is added in float32.
 _NARROW = ("bf16", "fp16")
 
 
 def is_split(solution: Solution) -> bool:
-    """Tell whether the bias is added after the kernel."""
+    """Check whether a solution adds the bias after its kernel."""
     return solution.kernel_name.endswith(ADD)
 
 
@@ -41,15 +41,15 @@ def with_add(solution: Solution) -> Solution:
 
 @functools.lru_cache(1024)  # called for each solution of a shape; a new Shape takes microseconds
 def unbiased_shape(shape: Shape) -> Shape | None:
-    """Return the shape without its bias; None where it has none, or the op cannot express that."""
+    """Return the shape without its bias; None without a bias, or if the op cannot split it."""
     op = ops().get(shape.op)
     return None if op is None or not shape.bias else op.unbiased(shape)
 
 
 def product_shape(shape: Shape) -> Shape | None:
-    """Return the shape of the product before the bias.
+    """Return the kernel's shape before the bias is added.
 
-    It is `unbiased_shape`, in float32 where the bias has another dtype than a 16-bit output.
+    It is `unbiased_shape`, in float32 if the bias has another dtype than a 16-bit output.
     """
     plain = unbiased_shape(shape)
     if plain is None or shape.bias_dtype == shape.outdtype or shape.outdtype in _WIDE:
@@ -58,7 +58,7 @@ def product_shape(shape: Shape) -> Shape | None:
 
 
 def kernel_and_shape(solution: Solution, shape: Shape) -> tuple[Solution, Shape] | Unsupported:
-    """Return the solution and shape to ask a backend about: unchanged, or those of the product alone."""
+    """Return the solution and shape of the kernel alone; unchanged without a split bias."""
     if not solution.kernel_name.endswith(ADD):
         return solution, shape
     if solution.libtype == BUILTIN:

@@ -17,7 +17,7 @@ from tunedgemm.solution import Solution, Unsupported
 if TYPE_CHECKING:
     from tunedgemm.backends.registry import Registry
 
-#: The variable that lists the libtypes of untuned calls.
+#: The variable that lists the libtypes for untuned calls.
 VARIABLE = "TUNEDGEMM_FALLBACK"
 
 
@@ -38,23 +38,23 @@ def choices(shape: Shape, device: Device, registry: Registry, libtypes: tuple[st
 
 
 def may_guess(device: Device) -> bool:
-    """Tell whether fitted choices may serve untuned calls on a device.
+    """Check whether fitted heuristics may serve untuned calls on a device.
 
-    They may where they were measured, by its units and memory. Elsewhere they may if the user lists
-    libtypes in ``TUNEDGEMM_FALLBACK``.
+    They may on devices where they were measured, by units and memory. Elsewhere they may if the
+    user lists libtypes in ``TUNEDGEMM_FALLBACK``.
     """
     return was_measured(device) or _lists(os.environ.get(VARIABLE, ""))
 
 
 @functools.lru_cache(maxsize=16)
 def _lists(text: str) -> bool:
-    """Tell whether a value of the variable lists libtypes; a bad one counts as the default, not as a list."""
+    """Check whether a value of the variable lists libtypes; an invalid one does not."""
     found = read(VARIABLE, {VARIABLE: text})
     return bool(found) and found is not KINDS[VARIABLE].default
 
 
 def unmeasured(device: Device) -> str:
-    """Return why fitted choices do not serve a device of a measured architecture, else an empty text."""
+    """Return why fitted heuristics do not serve a device of a measured architecture; else ""."""
     measured = measured_near(device)
     if not measured or may_guess(device):
         return ""

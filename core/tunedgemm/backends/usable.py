@@ -1,4 +1,4 @@
-"""Usable: whether a backend serves any sample shape on a device, and on which shape to try it."""
+"""Usable: check whether a backend supports any sample shape on a device."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ if TYPE_CHECKING:
     from tunedgemm.backends.backend import Backend
     from tunedgemm.device import Device
 
-#: M of the sample products for an op without examples: some backends serve only few rows, some
-#: only many.
+#: M of sample shapes for an op without examples; some backends support only small or large M.
 _ROWS = (64, 1, 16, 1024)
 
 
 def sample_shapes(op: str) -> tuple[Shape, ...]:
-    """Return the sample shapes of an op: its examples, else products of several M."""
+    """Return the sample shapes of an op: its examples, else shapes of several M."""
     return ops()[op].examples or tuple(Shape(op, m, 1024, 1024) for m in _ROWS)
 
 
 def served_sample(backend: Backend, op: str, device: Device) -> Shape | None:
-    """Return the first sample shape of an op that a backend serves on a device, None without one."""
+    """Return the first sample shape that a backend supports on a device; None without one."""
     return next((shape for shape in sample_shapes(op) if not backend.refusal(shape, device)), None)
 
 
 def unusable_reasons(backend: Backend, device: Device) -> tuple[str, ...]:
-    """Return why a backend serves no sample shape of any op on a device; nothing where it serves one."""
+    """Return why a backend supports no sample shape on a device; () if it supports one."""
     reasons = set()
     for name in backend.ops:
         if name not in ops():

@@ -1,9 +1,8 @@
-"""Scratch memory for kernels: one growing buffer per (device, stream, thread), and zeroed semaphores.
+"""Kernel workspaces: one growing buffer per (device, stream, thread), and zeroed semaphores.
 
-Threads that launch on one stream must not share: another thread's kernel may run between two
-kernels of a call, or between a memset and its kernel. While a graph is captured both come from the
-graph's pool instead, because a replay on another stream must not share them. A captured memset
-zeroes captured semaphores.
+Threads on one stream must not share them: another thread's kernel may run between two kernels of a
+call, or between a memset and its kernel. During a graph capture both come from the graph's pool,
+because a replay may run on another stream; a captured memset then zeroes the semaphores.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _ident = threading.get_ident
 
 
 def _stream_key(device: torch.device) -> _StreamKey | None:
-    """Return (device index, stream handle, thread), or None while that stream is being captured."""
+    """Return (device index, stream handle, thread); None while the stream is capturing."""
     if device.type != "cuda":
         return -1, 0, _ident()
     import torch
@@ -32,15 +31,15 @@ def _stream_key(device: torch.device) -> _StreamKey | None:
 
 
 def workspace(nbytes: int, device: torch.device) -> torch.Tensor:
-    """Return scratch of at least *nbytes* bytes (uint8, undefined), shared by the thread's later calls.
+    """Return an undefined uint8 buffer of at least *nbytes*, which later calls reuse.
 
-    Those calls must be on the same stream.
+    It is shared by the calls of this thread on the current stream.
     """
     return _buffer(_stream_key(device), nbytes, device)
 
 
 def semaphores(count: int, device: torch.device) -> torch.Tensor:
-    """Return *count* int32 counters, zero at entry. The kernel must leave them zero outside graphs."""
+    """Return *count* zeroed int32 counters; outside graphs, the kernel must reset them to zero."""
     return _counters(_stream_key(device), count, device)
 
 

@@ -1,8 +1,8 @@
 # PYTHON_ARGCOMPLETE_OK
 """``tunedgemm``: one file a subcommand, and the entry points of the group ``tunedgemm.commands``.
 
-A command prints its result to standard output. A usage error prints one line to standard error,
-exit code 2. So does output that cannot be written, exit code 1.
+A command prints its result to stdout. A usage error prints one line to stderr with exit code 2;
+output that cannot be written does so with exit code 1.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from tunedgemm.text.printable import PrintableStream, printable_line
 from tunedgemm.version import __version__
 
 GROUP = "tunedgemm.commands"
-#: Command of the distribution of an extra of the same name -> its line in the list of commands.
+#: Commands of extras -> their help line.
 OF_EXTRAS = {"report": "write the results of tuning as one HTML page: gains, roofline, candidates, cost"}
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser with one-line errors, which adds a command's late arguments when it parses them."""
+    """A parser with one-line errors that adds a command's late arguments while parsing."""
 
     late: Callable[[argparse.ArgumentParser, Sequence[str]], None] | None = None
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Return the arguments, and the words that no argument takes."""
+        """Return the parsed arguments and the unknown words."""
         late, self.late = self.late, None
         if late is not None:
             late(self, args)
@@ -51,7 +51,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _StandardError(logging.StreamHandler[TextIO]):
-    """Logs to the current `sys.stderr`: a live display replaces it to stay at the bottom."""
+    """Log handler on the current `sys.stderr`, which a live display replaces."""
 
     @property
     def stream(self) -> TextIO:  # type: ignore[override]
@@ -70,7 +70,7 @@ def commands() -> list[Command]:
 
 
 def _load_plugin_command(entry: EntryPoint, wanted: str) -> Command:
-    """Load a plugin's command if it is *wanted*; else return its name and owner without an import.
+    """Import a plugin's command if it is *wanted*; else return a stub with its name and owner.
 
     Raises:
         UserError: the command cannot be imported.
@@ -91,7 +91,7 @@ def _add_plugin_arguments(command: Command, entry: EntryPoint, parser: argparse.
 
 
 def _require(name: str, wanted: str, _: argparse.ArgumentParser) -> None:
-    """Raise UserError with the remedy if the *wanted* command is that of a distribution that is missing."""
+    """Raise UserError with the remedy if the *wanted* command's distribution is missing."""
     if name == wanted:
         load_extra(GROUP, name, f"command {name!r}")
 
@@ -132,8 +132,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def _open_streams() -> None:
     """Prepare standard output and error for any text.
 
-    Output that the caller closed (``>&-``), which Python leaves as None, goes to the null device.
-    Characters that the terminal's encoding lacks become escapes.
+    Closed streams (``>&-``), which Python sets to None, go to the null device. Characters that the
+    encoding lacks are escaped.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

@@ -1,4 +1,4 @@
-"""Flags of backends' options, in a group of a command's help for each plugin, and their variables."""
+"""Flags of backends' options, grouped by plugin in a command's help, and their variables."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class _StoreVariable(argparse.Action):
 def add_options(parser: argparse.ArgumentParser, libtype: str = "all", registry: Registry | None = None) -> list[str]:
     """Load the backends of a ``--libtype`` text and define their flags; equal options share one flag.
 
-    A flag that the parser has, or that a backend of an earlier rank defines differently, is left
-    out. So installing a plugin never changes the meaning of a command; its variable still works.
+    A flag that exists, or that a higher-ranked backend defines differently, is skipped, so that
+    installing a plugin does not change a command. Its variable still works.
 
     Returns:
-        A line for each flag that is left out, with the reason.
+        A line for each skipped flag, with the reason.
     """
     registry = registry or Registry()
     named = listed(libtype)

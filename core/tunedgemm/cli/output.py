@@ -1,4 +1,4 @@
-"""Standard output that cannot be written: one error of a type that no file of a command raises."""
+"""Detect that stdout cannot be written, by an error type distinct from that of other files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launchers by cache key, with the solution behind each, and the solutions that have failed."""
+"""Cache of bound launchers by call key, and vetoes against solutions that failed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ class Served:
     """A launcher and what it was bound for.
 
     Attributes:
-        launcher: the launcher, with all that is wrapped around it.
-        shape, index: of the call, and of its device.
-        solution: the solution behind it; None where the launcher serves one call only.
+        launcher: the function that the cache holds, with its wrappers.
+        shape: the shape it is bound for.
+        index: index of the device it is bound for.
+        solution: the solution that it launches; None for a launcher that serves one call only.
     """
 
     launcher: Function
@@ -31,10 +32,10 @@ class Served:
 
 
 class LauncherCache:
-    """The launchers that the next calls of their keys get.
+    """Cache of launchers by call key.
 
     Attributes:
-        launchers: cache key to launcher, which hot functions read without a lock.
+        launchers: maps a cache key to its launcher; hot functions read it without a lock.
     """
 
     def __init__(self) -> None:
@@ -42,22 +43,22 @@ class LauncherCache:
         self._served: dict[Key, Served] = {}
 
     def keep(self, key: Key, served: Served) -> None:
-        """Keep a launcher for the next call of a key."""
+        """Cache a launcher under a key."""
         self._served[key] = served
         self.launchers[key] = served.launcher
 
     def take(self, key: Key) -> Served | None:
-        """Remove the launcher of a key, and return it."""
+        """Remove and return the entry of a key."""
         self.launchers.pop(key, None)
         return self._served.pop(key, None)
 
     def behind(self, key: Key | None, launcher: Function) -> Served | None:
-        """Return what is behind a key's launcher; None where another thread has replaced or removed it."""
+        """Return the entry of a key; None if it no longer holds this launcher."""
         served = None if key is None else self._served.get(key)
         return served if served is not None and served.launcher is launcher else None
 
     def drop(self, vetoed: Served) -> None:
-        """Remove the launchers of a solution for a shape, through whichever keys they are called."""
+        """Remove every launcher with this solution, shape and device, under any key."""
         for key, served in list(self._served.items()):
             if (served.solution, served.shape, served.index) == (vetoed.solution, vetoed.shape, vetoed.index):
                 self.take(key)
@@ -69,14 +70,14 @@ class LauncherCache:
 
 
 class Vetoes(dict[tuple[Shape, int, Solution | None], str]):
-    """Reasons against solutions that failed in this process, by shape, device index and solution."""
+    """Why solutions failed in this process, by (shape, device index, solution)."""
 
     def add(self, served: Served, error: BaseException) -> bool:
-        """Add the solution behind a launcher that raised; return whether it is new."""
+        """Veto the solution of a launcher that raised; return whether it was not vetoed before."""
         place = served.shape, served.index, served.solution
         reason = f"failed in this process: {described(error)}"
         return self.setdefault(place, reason) is reason
 
     def against(self, shape: Shape, device: Device) -> Callable[[Solution], str] | None:
-        """Return a function of the reason against a solution of a shape; None where no solution has failed."""
+        """Return a function from a solution to its veto or ""; None while nothing is vetoed."""
         return (lambda solution: self.get((shape, device.index, solution), "")) if self else None

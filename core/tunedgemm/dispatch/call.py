@@ -1,4 +1,4 @@
-"""Call: one call of an op, with the facts about its operands."""
+"""Call: one cache miss, with the properties of its operands that decide how it is served."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @attrs.frozen(eq=False)
 class Call:
-    """One call of an op that no cached launcher serves, with the facts about its operands.
+    """One call of an op that missed the launcher cache.
 
     Attributes:
         op: the op.
-        operands: in the op's order, without absent ones at the end.
-        otype: dtype of the output; the op's default if None.
-        fields: further arguments of the op's `shape_of`.
-        key: the cache key; None where there is none, and nothing is cached.
-        in_memory: whether the memory of each operand holds its values.
-        is_plain: whether kernels take the operands' types: tensors, parameters, shuffled weights
-            and scales.
-        is_ready: whether all operands are as launchers take them.
-        needs_gradient: whether the gradient or the tangent of an operand must be kept.
-        is_captured: whether the current stream captures a graph.
+        operands: the operands in the op's order; trailing absent ones are cut off.
+        otype: output dtype; None for the op's default.
+        fields: further keyword arguments of the op's `shape_of`.
+        key: cache key of the call; None if the call is not cached.
+        in_memory: whether every operand has an address where its values are stored.
+        is_plain: whether kernels accept the operand types: tensors, parameters, shuffled weights
+            and scales; False for other tensor subclasses.
+        is_ready: whether all operands are contiguous (unless strided) and 16-byte aligned.
+        needs_gradient: whether autograd must record a gradient or a tangent.
+        is_captured: whether the current stream is capturing a CUDA graph.
     """
 
     op: Op
@@ -59,11 +59,10 @@ class Call:
     def of(
         cls, op: Op, operands: Operands, otype: torch.dtype | None = None, fields: Mapping[str, Any] = _NOTHING, key: Key | None = None
     ) -> Call:
-        """Make the value of a call; arguments as for the class.
+        """Make a call from its operands; arguments as for the class.
 
         Raises:
-            OperandError: an operand is missing or not a tensor, or the op does not take one of the
-                arguments.
+            OperandError: an operand is missing or not a tensor, or a field is unknown to the op.
         """
         while operands and operands[-1] is None:
             operands = operands[:-1]
@@ -84,27 +83,27 @@ class Call:
 
     @functools.cached_property
     def shape(self) -> Shape:
-        """Return the shape.
+        """Return the shape of the call.
 
         Raises:
             OperandError: the operands do not form this op.
-            ShapeError: a size is 0 that no shape has as 0.
+            ShapeError: N, K or the batch size is 0.
         """
         return self.op.shape_of(*self.operands, otype=self.otype, **self.fields)
 
     @functools.cached_property
     def device(self) -> Device:
-        """Return the device that runs the call."""
+        """Return the device of the first operand."""
         return device_of(self.operands[0].get_device())
 
     @property
     def may_wait(self) -> bool:
-        """Check that the call runs now, neither traced nor captured, so that it may wait for tuning."""
+        """Check that the call runs eagerly, so that it may block on online tuning."""
         return self.is_plain and not (self.needs_gradient or self.is_captured or torch.compiler.is_compiling())
 
     @property
     def torch_reason(self) -> str:
-        """Return why torch serves the call, whatever tables and heuristics say; "" where they decide."""
+        """Return why torch must serve the call; "" if tables and heuristics decide."""
         if self.needs_gradient:
             return "the call needs a gradient"
         if self.shape.m == 0:
@@ -113,7 +112,7 @@ class Call:
 
 
 def _check_given(op: Op, operands: Operands, fields: Mapping[str, Any]) -> None:
-    """Check the operands' number and types, and the names of the fields."""
+    """Raise OperandError for a wrong number or type of operands, or an unknown field."""
     name, names, given = op.name, op.operands, len(operands)
     if given > len(names):
         raise OperandError(f"{name}: too many operands (got {given}); pass {', '.join(names)}")
@@ -130,10 +129,10 @@ def _check_given(op: Op, operands: Operands, fields: Mapping[str, Any]) -> None:
 
 
 def _address(operand: torch.Tensor) -> int | None:
-    """Return where memory holds a tensor's values; None where it does not, as kernels take for granted.
+    """Return the address of a tensor's values; None if memory does not hold them.
 
-    It does not for sparse, nested, meta and zero tensors, under functional transforms, and where
-    torch negates values as it reads them.
+    None for sparse, nested, meta and zero tensors, under functional transforms, and for tensors
+    with torch's negative bit.
     """
     if operand.layout is not torch.strided or operand.is_nested or operand.is_neg():
         return None
@@ -145,22 +144,22 @@ def _address(operand: torch.Tensor) -> int | None:
 
 
 def in_memory(operands: Operands) -> bool:
-    """Check that the memory of each operand holds its values; a trace needs operations that it sees."""
+    """Check that every operand's values are in memory; False under `torch.jit.trace`."""
     if torch._C._get_tracing_state() is not None:
         return False
     return not any(isinstance(operand, torch.Tensor) and _address(operand) is None for operand in operands)
 
 
 def has_tangent(operand: torch.Tensor | None) -> bool:
-    """Check whether a tensor has a tangent of an open level."""
+    """Check whether a tensor has a forward-mode tangent."""
     return operand is not None and forward_ad._current_level >= 0 and forward_ad.unpack_dual(operand).tangent is not None
 
 
 def in_capture(operand: torch.Tensor) -> bool:
-    """Check whether the current stream of an operand's GPU captures a graph."""
+    """Check whether the current stream of an operand's GPU is capturing a graph."""
     return operand.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def is_ready(operand: torch.Tensor | None, strided: bool = False) -> bool:
-    """Check that an operand is absent, or aligned to 16 bytes and, unless *strided*, contiguous."""
+    """Check that an operand is absent, or 16-byte aligned and (unless *strided*) contiguous."""
     return operand is None or ((strided or operand.is_contiguous()) and operand.data_ptr() % 16 == 0)

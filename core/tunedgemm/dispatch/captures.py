@@ -1,4 +1,4 @@
-"""Graph captures in this process, and the counters of calls while shapes are captured."""
+"""Detect CUDA graph captures, and count calls while shapes are captured."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ import torch
 
 from tunedgemm.ops.op import Function
 
-#: Ids of the graphs being captured. While it is empty, calls skip the driver query (0.3 us).
+#: Ids of the graphs being captured; while it is empty, calls skip the driver query (0.3 us).
 _captures: set[int] = set()
 
-#: Stands among them for a graph whose capture began before `watch_graphs`.
+#: Id in `_captures` for a capture that began before `watch_graphs`.
 _UNSEEN = 0
 
 
 @functools.cache
 def watch_graphs() -> None:
-    """Keep track of the graphs that torch captures, so that calls ask the driver only while there is one.
+    """Track torch's graph captures, so that calls query the driver only during one.
 
-    Called when shapes are captured, and not before: it replaces two methods of
-    `torch.cuda.CUDAGraph`. A capture that begins without that class is not seen, and its calls
-    count as eager ones.
+    It replaces two methods of `torch.cuda.CUDAGraph`, so it runs only when shapes are captured.
+    Calls in a capture that begins without that class count as eager.
     """
     graph = torch.cuda.CUDAGraph
     begin, end = graph.capture_begin, graph.capture_end
@@ -50,30 +49,30 @@ def watch_graphs() -> None:
 
 
 def capture_check(operand: torch.Tensor) -> Callable[[], bool] | None:
-    """Return a function that detects whether a call on this operand is captured; None on a CPU."""
+    """Return the driver query for a capture on the current stream; None for CPU operands."""
     return torch._C._cuda_isCurrentStreamCapturing if operand.is_cuda else None
 
 
 def is_captured(ask: Callable[[], bool] | None) -> bool:
-    """Call what `capture_check` returned, but only while `watch_graphs` knows of a capture."""
+    """Run the query of `capture_check`, but only while `watch_graphs` tracks a capture."""
     return ask is not None and bool(_captures) and ask()
 
 
 def may_synchronize(operand: torch.Tensor) -> bool:
-    """Return whether a thread may wait for a tensor's GPU: not while any thread captures a graph."""
+    """Check that no thread captures a graph, during which synchronising the GPU is an error."""
     return not operand.is_cuda or not (_captures or torch._C._cuda_isCurrentStreamCapturing())
 
 
 def with_call_counter(launcher: Function, counter: list[int], ask: Callable[[], bool] | None, operands: int) -> Function:
-    """Wrap a launcher so that the calls it serves are counted, while shapes are captured.
+    """Wrap a launcher to count its calls.
 
-    A call that raises is not counted: whatever serves it instead counts it.
+    A call that raises is not counted; the launcher that serves it instead counts it.
 
     Args:
         launcher: the launcher.
-        counter: the numbers of calls that ran at once, and that were recorded into graphs.
-        ask: what `capture_check` returned.
-        operands: how many each call has.
+        counter: numbers of eager calls and of calls recorded into graphs.
+        ask: the query returned by `capture_check`.
+        operands: number of operands of each call.
     """
     if ask is None:
 
@@ -86,7 +85,7 @@ def with_call_counter(launcher: Function, counter: list[int], ask: Callable[[], 
 
     captures = _captures
 
-    # Operands by name cost 40 ns less than a tuple of them, of the 300 that a call may.
+    # Named operands cost 40 ns less than *args; the budget of a call is 300 ns.
     def of_two(x: torch.Tensor | None, weight: torch.Tensor | None) -> torch.Tensor:
         out = launcher(x, weight)
         counter[1 if captures and ask() else 0] += 1

@@ -1,6 +1,6 @@
 """Choose the solution of a call: table rows first, then heuristics in the untuned order, then torch.
 
-Each offer that is passed over is kept with the reason, which `explain` prints.
+Each rejected offer is kept with its reason, which `explain` prints.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tunedgemm")
 
-#: The built-in backend's call, which fits every shape.
+#: The solution of the built-in backend, which supports every shape.
 NATIVE = Solution(BUILTIN, "native")
 
-#: Names that a message about an ambiguous kernel name lists.
+#: Most names to list in a message about an ambiguous kernel name.
 _NAMES = 5
 
 
@@ -45,15 +45,14 @@ class Offer:
     Attributes:
         solution: the solution.
         origin: ``table`` (a row), ``unbiased`` (a row of the shape without its bias), ``heuristic``
-            (a backend's own choice) or ``builtin``.
-        why: its source in words: the row's file and line, or the backend of the heuristic.
-        us: the row's time in microseconds, without the bias where the row has none, else 0.
-        libver, file: the library version that the row was tuned with, and the row's table, else "".
-        table_layer: the layer of that table in words, else "".
-        partial: whether the kernel's name may be missing or a part of one; see `resolve`.
-        own: whether the backend itself has chosen the solution.
-        match: the row of this exact shape, how its M relates to the call's, and whether its device
-            has this name; else None.
+            (chosen by a backend) or ``builtin``.
+        why: its source for messages: the row's file and line, or the backend of the heuristic.
+        us: the row's time in microseconds, without a bias that the row lacks; 0 without a row.
+        libver, file: library version that the row was tuned with, and its table; "" without a row.
+        table_layer: name of that table's layer; "" without a row.
+        partial: whether the kernel name may be empty or a part of a name; see `resolve`.
+        own: whether a backend chose the solution, not a row.
+        match: the match of a row with exactly this shape; else None.
     """
 
     solution: Solution
@@ -70,34 +69,34 @@ class Offer:
 
 @attrs.frozen
 class Explanation:
-    """The offer that serves a shape on a device, and each offer that was passed over before it."""
+    """The offer that serves a shape on a device, and the offers rejected before it."""
 
     shape: Shape
     device: Device
     offer: Offer
     passed_over: tuple[tuple[Offer, str], ...] = ()
-    #: why not even the last offer can run; "" where *offer* runs
+    #: why no offer can run; "" if *offer* runs
     refused: str = ""
     #: whether *offer* was bound; False for a device that is only described
     bound: bool = True
-    #: the row of a table that would serve the shape on another device, and what differs, else ""
+    #: the row that would serve the shape on another device, and what differs; "" if none
     elsewhere: str = ""
-    #: whether the choice holds for later calls; False where memory ran out for an earlier offer
+    #: whether later calls may reuse the choice; False if memory ran out for an earlier offer
     lasting: bool = True
 
     @property
     def libtype(self) -> str:
-        """Return the libtype that runs."""
+        """Return the libtype of the chosen offer."""
         return self.offer.solution.libtype
 
     @property
     def tuned(self) -> bool:
-        """Check whether a table row answers."""
+        """Check whether a table row serves the shape."""
         return self.offer.origin == "table"
 
     @property
     def certain(self) -> bool:
-        """Check that nothing on the device can refuse what runs."""
+        """Check that the choice was bound, or is torch's, so that it will run."""
         return self.bound or self.libtype == BUILTIN
 
     def __str__(self) -> str:
@@ -112,14 +111,14 @@ class Explanation:
 
 
 def with_elsewhere(explanation: Explanation, table: Table) -> Explanation:
-    """Add to the explanation of an untuned shape which row would serve it on another device."""
+    """Add the row that would serve an untuned shape on another device."""
     if explanation.tuned:
         return explanation
     return attrs.evolve(explanation, elsewhere=table.elsewhere(explanation.shape, explanation.device))
 
 
 def offers(shape: Shape, device: Device, table: Table, registry: Registry, untuned: tuple[str, ...]) -> Iterator[Offer]:
-    """Yield the solutions that may serve a shape, best first; the last one always can."""
+    """Yield the solutions that may serve a shape, best first; the last is torch's call."""
     table.warn_of_foreign_files(device)
     tried: set[Solution] = set()
     for match in table.candidates(shape, device):
@@ -135,24 +134,24 @@ def offers(shape: Shape, device: Device, table: Table, registry: Registry, untun
 
 
 def _why(match: Match, shape: Shape) -> str:
-    """Describe a row, and the fields of its shape that differ from the requested one's."""
+    """Describe a row and the fields in which its shape differs from the requested one."""
     others = [f"{name}={value}" for name, value in match.row.shape.extra if (name, value) not in shape.extra]
     return f"{match.why}, a row of {', '.join(others)}" if others else match.why
 
 
 def _offer_of_row(row: Row, why: str, layer: str = "", exact_match: Match | None = None) -> Offer:
-    """Make the offer of a row; *exact_match* is its match where the row has exactly this shape."""
+    """Make the offer of a row; *exact_match* is given for a row of exactly this shape."""
     partial = not (row.gfx or row.cu_num) or _is_nameless(row.solution)
     return Offer(row.solution, "table", why, row.us, row.libver, str(row.source), layer, partial=partial, match=exact_match)
 
 
 def _is_nameless(solution: Solution) -> bool:
-    """Tell whether a row leaves the choice to its backend: it has neither a name nor a number."""
+    """Check whether a row leaves the choice to its backend: no kernel name and no index."""
     return not split_bias.without_add(solution).kernel_name and solution.solidx <= 0
 
 
 def _without_bias(shape: Shape, device: Device, table: Table) -> Iterator[Offer]:
-    """Yield the rows of the unbiased shape, with the bias passed to the kernel, then added after it."""
+    """Yield the unbiased shape's rows: first with the bias in the kernel, then added after it."""
     plain, product = split_bias.unbiased_shape(shape), split_bias.product_shape(shape)
     for unbiased_shape in dict.fromkeys((plain, product)):
         for match in table.candidates(unbiased_shape, device) if unbiased_shape is not None else ():
@@ -165,9 +164,9 @@ def _without_bias(shape: Shape, device: Device, table: Table) -> Iterator[Offer]
 
 
 def examine(offer: Offer, shape: Shape, device: Device, registry: Registry) -> Backend | Unsupported:
-    """Return the backend that can serve an offer by its static limits, or the reasons why none can.
+    """Return the backend whose static limits allow an offer, or why none does.
 
-    The backend of its libtype precedes those that state in ``rows`` that they run such rows.
+    The backend of its libtype comes before those whose ``rows`` list that libtype.
     """
     libtype = offer.solution.libtype
     own = registry.get(libtype)
@@ -185,11 +184,10 @@ def examine(offer: Offer, shape: Shape, device: Device, registry: Registry) -> B
 
 
 def resolve(offer: Offer, backend: Backend, shape: Shape, device: Device) -> Offer | Unsupported:
-    """Return an offer with the whole name of a solution, where its row may give a part of it or none.
+    """Return an offer with the full kernel name, which its row may abbreviate or omit.
 
-    Without a kernel's name a row means the backend's own choice. A row that names no device was
-    written by hand. It means the first solution with its name, or with the one name for this shape
-    that contains it.
+    A row without a kernel name leaves the choice to the backend. A row without a device was
+    written by hand: its name is a full name, or a part of exactly one name for this shape.
     """
     if not offer.partial:
         return offer
@@ -211,10 +209,10 @@ def resolve(offer: Offer, backend: Backend, shape: Shape, device: Device) -> Off
 
 
 def own_choice(backend: Backend, shape: Shape, device: Device) -> Solution | Unsupported:
-    """Return the solution that a backend picks for a shape that it is asked to serve.
+    """Return a backend's choice for a shape that a row assigns to it.
 
-    That is its heuristic's choice. A heuristic leaves most shapes to torch; then it is the first of
-    the list that binds, as far as `lacks` tells. The list has the best guesses first.
+    That is its heuristic's solution, or else the first enumerated one without a missing
+    requirement (`lacks`). Backends enumerate the most promising solutions first.
     """
     first = backend.heuristic_fallback(shape, device)
     if first is not None:
@@ -230,9 +228,9 @@ def own_choice(backend: Backend, shape: Shape, device: Device) -> Solution | Uns
 
 
 def _named(wanted: Solution, backend: Backend, shape: Shape, device: Device) -> Solution | Unsupported:
-    """Return the first solution of a shape with a kernel's name, else with the one name that contains it.
+    """Return the first solution with this kernel name, else with the only name that contains it.
 
-    Any other name may be an alias, which the backend knows.
+    Any other name may be an alias that the backend resolves.
     """
     parts: list[Solution] = []
     try:
@@ -256,7 +254,7 @@ def _named(wanted: Solution, backend: Backend, shape: Shape, device: Device) -> 
 
 
 def complete(offer: Offer, shape: Shape, device: Device, registry: Registry) -> tuple[Offer, Backend | Unsupported]:
-    """Return an offer with the whole name of its solution, and its backend or why that cannot serve it."""
+    """Return an offer with its full kernel name, and its backend or why none can serve it."""
     backend = examine(offer, shape, device, registry)
     if isinstance(backend, Unsupported):
         return offer, backend
@@ -265,7 +263,7 @@ def complete(offer: Offer, shape: Shape, device: Device, registry: Registry) -> 
 
 
 def row_refusal(row: Row, device: Device, registry: Registry) -> str:
-    """Return why a row cannot run, without binding it; "" where it can, or only `bind` can tell."""
+    """Return why a row cannot run, without binding it; "" if no fault is known before `bind`."""
     shape = attrs.evolve(row.shape, m=row.shape.m or 1)  # a pin serves every M
     offer, backend = complete(_offer_of_row(row, ""), shape, device, registry)
     return backend.reason if isinstance(backend, Unsupported) else backend.lacks(offer.solution, shape, device)
@@ -274,19 +272,19 @@ def row_refusal(row: Row, device: Device, registry: Registry) -> str:
 def choose(
     untried: Iterator[Offer], shape: Shape, device: Device, registry: Registry, veto: Callable[[Solution], str] | None
 ) -> tuple[Explanation, Launcher | None]:
-    """Walk the offers to the first that works, and bind it where the device is present.
+    """Take the first offer that works, and bind it if the device is present.
 
     Args:
-        untried: the offers, best first, at least one.
-        shape, device: of the call.
-        registry: the backends.
-        veto: returns why a solution failed for this shape before, or ""; None where none has.
+        untried: the offers, best first; at least one.
+        shape, device: shape and device of the call.
+        registry: the installed backends.
+        veto: returns why a solution failed before for this shape, or ""; None if none has.
     """
     passed: list[tuple[Offer, str]] = []
     last: Offer | None = None
     lasting = True
     for offer in untried:
-        if veto is not None and not offer.partial and (reason := veto(offer.solution)):  # asks no backend again
+        if veto is not None and not offer.partial and (reason := veto(offer.solution)):  # saves asking the backend
             last = offer
             passed.append((last, reason))
             continue
@@ -312,7 +310,7 @@ def choose(
 
 
 def with_source(explanation: Explanation, registry: Registry) -> Explanation:
-    """Add to an explanation the file and entry behind the choice of a backend, where it names them."""
+    """Add the file and entry that the backend names as the source of its solution."""
     offer, backend = explanation.offer, registry.get(explanation.libtype)
     solution = attrs.evolve(offer.solution, kernel_name="") if offer.own else offer.solution
     source = backend.source_of(solution, explanation.shape, explanation.device) if isinstance(backend, Backend) else ""
@@ -320,7 +318,7 @@ def with_source(explanation: Explanation, registry: Registry) -> Explanation:
 
 
 def digest(table: Table, registry: Registry, untuned: tuple[str, ...], device: Device) -> str:
-    """Return a digest of what the choices of a device depend on: rows, backends and their libraries."""
+    """Return a digest of all that determines choices: rows, backends, library versions, order."""
     parts = [table.fingerprint()]
     for libtype in registry.libtypes:
         backend = registry.get(libtype)
@@ -333,12 +331,12 @@ _reported: dict[tuple[str, str], object] = {}
 
 
 def _with_version(offer: Offer, backend: Backend, device: Device, *, bound: bool) -> Offer:
-    """Add to an offer that its row saw another library version; log it once per table and libtype.
+    """Note in an offer that its row was tuned with another library version, and log it.
 
-    A user cannot tune the package's tables again, so those do not warn.
+    Logged once per table and libtype, and not for shipped tables, which users cannot retune.
 
     Args:
-        bound: whether `bind` has just accepted the row, so that it serves.
+        bound: whether `bind` has just accepted the row.
     """
     now = backend.library_version(device) if offer.libver else ""
     if now == offer.libver or not (now or bound):

@@ -1,8 +1,8 @@
-"""Dispatcher: one op's calls to launchers, by one cache key, one dict look-up and one call.
+"""Dispatcher: maps an op's calls to launchers by one cache key and one dict look-up.
 
 The first call of a key is resolved by table, heuristics and torch (`choice`), bound, and cached. A
-launcher that raises is demoted once for its shape and the next offer takes over, so every call ends
-in a kernel that works.
+solution that raises is vetoed for its shape and the next offer serves the call, so every call ends
+in a working kernel.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from tunedgemm.workload.capture import Capture, recorder
 
 _log = logging.getLogger("tunedgemm")
 
-#: Launchers that a process keeps. A workload with more keys starts over and rebinds what it uses.
+#: Most launchers in the cache; when full, it is cleared and shapes are bound again as they come.
 MAX_LAUNCHERS = 65_536
 
-#: What serves a shape: the choice, and its launcher.
+#: A bound shape: the choice, and its launcher.
 Bound = tuple[Explanation, Launcher]
 
 
@@ -59,20 +59,20 @@ class Dispatcher:
 
     Args:
         op: the op.
-        registry, settings: used in place of the installed backends and of the environment's
-            settings.
+        registry: replaces the installed backends.
+        settings: replace those of the environment.
         above: tuned files that rank above all layers.
-        table: used in place of the layers.
+        table: replaces all layers.
 
     Attributes:
-        launchers: cache key to launcher; those of `cache`.
-        cache: the launchers, and the solution behind each.
-        on_miss: tunes a shape that no row serves before its call, and returns whether a table has a
-            row now. None unless the settings ask for online tuning.
-        unbound: shapes met first while a graph was captured, and how many captured calls of each
+        launchers: maps a cache key to its launcher; the dict of `cache`.
+        cache: launchers with their shapes and solutions.
+        on_miss: online tuning: tunes a shape without a row, and returns whether it has one now.
+            None unless the settings enable it.
+        unbound: shapes first called during a graph capture, with the number of captured calls that
             torch serves. `prewarm` removes a shape.
-        preferences: by cache key, whether a call with a weight in two orders gets the shuffled one;
-            see `tunedgemm.dispatch.preshuffle`.
+        preferences: maps a cache key to whether the shuffled copy of its weight is used; see
+            `tunedgemm.dispatch.preshuffle`.
         above: the tuned files that rank above all layers.
     """
 
@@ -107,19 +107,19 @@ class Dispatcher:
         if self._capture is not None:
             watch_graphs()
         self.on_miss: Callable[[Shape, Device], bool] | None = None
-        if self._table is None and self.settings.tunes_online(self.op.name):  # no row gets into a table that was given
-            from tunedgemm.dispatch.online import Online  # tables, processes and locks that serving does not need
+        if self._table is None and self.settings.tunes_online(self.op.name):  # a table that was given gets no rows
+            from tunedgemm.dispatch.online import Online  # imports that serving does not need
 
             self.on_miss = Online(self.op, self.settings)
         self.cache.clear()
 
     def reload(self) -> None:
-        """Read the environment, the tables and the installed backends again."""
+        """Reread the environment, the tables and the installed backends."""
         with self._lock:
             self._clear()
 
     def load(self, path: str | Path) -> None:
-        """Put one tuned file above all other layers of this instance."""
+        """Add a tuned file above all other layers of this instance."""
         path = Path(path)
         with self._lock:
             table = Table.load(self.op, above=(*self.above, path))
@@ -137,19 +137,19 @@ class Dispatcher:
         return table
 
     def explain(self, shape: Shape, device: Device | None = None) -> Explanation:
-        """Explain what would serve a shape, and why others would not; an absent device binds nothing."""
+        """Explain what would serve a shape and why; an absent device binds nothing."""
         device, shape = device or current_device(), self.op.as_asked(shape)
         candidates = offers(shape, device, self.table, self.registry, self.settings.untuned)
         found, _ = choose(candidates, shape, device, self.registry, self._vetoes.against(shape, device))
         return with_source(with_elsewhere(found, self.table), self.registry)
 
     def call(self, *operands: torch.Tensor | None, otype: torch.dtype | None = None, **fields: Any) -> torch.Tensor:
-        """Serve a call of any operands: a microsecond or two slower than the op's public functions.
+        """Serve a call by op; 1 to 2 us slower than the op's public functions.
 
         Args:
             operands: in the op's order; absent ones are None, or left out at the end.
-            otype: dtype of the output, the op's default if absent.
-            fields: further arguments of the op's `shape_of`.
+            otype: output dtype; None for the op's default.
+            fields: further keyword arguments of the op's `shape_of`.
 
         Raises:
             OperandError: the operands do not form this op.
@@ -160,7 +160,7 @@ class Dispatcher:
         try:
             key = self.op.key_of(otype, tuple(fields.items()), *operands)
             launcher = None if key is None else self.launchers.get(key)
-        except (AttributeError, RuntimeError, TypeError, ValueError):  # Call.of says what
+        except (AttributeError, RuntimeError, TypeError, ValueError):  # Call.of raises the right error
             key = launcher = None
         if launcher is None:
             return self.resolve(Call.of(self.op, operands, otype, fields, key))
@@ -174,7 +174,7 @@ class Dispatcher:
         return register_hot_function(inner, self, arrange)
 
     def resolve(self, call: Call) -> torch.Tensor:
-        """Serve a call whose key is new: choose, bind, cache, run.
+        """Serve a cache miss: choose, bind, cache, run.
 
         Raises:
             OperandError: the operands do not form this op.
@@ -200,7 +200,7 @@ class Dispatcher:
             return self.retry(call, error, served)
 
     def _keep(self, key: Key | None, served: Served, bound: Bound | None) -> None:
-        """Keep a launcher if it holds for the key's next call, too: not in a level of forward mode."""
+        """Cache a launcher if later calls may reuse it; not inside forward-mode differentiation."""
         if key is None or served.solution is None or forward_ad._current_level >= 0:
             return
         with self._lock:
@@ -212,7 +212,7 @@ class Dispatcher:
             self.cache.keep(key, served)
 
     def with_capture(self, launcher: Function, shape: Shape, operands: Operands) -> Function:
-        """Wrap a launcher of this library or an engine so that capture counts its calls.
+        """Wrap a launcher, also an engine's, so that shape capture counts its calls.
 
         Returns the launcher unchanged if capture is off.
         """
@@ -222,7 +222,7 @@ class Dispatcher:
         return with_call_counter(launcher, self._capture.register(shape, recorded=is_captured(ask)), ask, len(operands))
 
     def _tune_missing(self, on_miss: Callable[[Shape, Device], bool], shape: Shape, device: Device) -> None:
-        """Have a shape without any row tuned, and read the tables again where it has one now."""
+        """Tune a shape without a row, and reload the tables if it now has one."""
         if next(self.table.candidates(shape, device), None) is None and on_miss(shape, device):
             with self._lock:  # launchers of other shapes stay bound
                 self._table = Table.load(self.op, above=self.above)
@@ -230,21 +230,21 @@ class Dispatcher:
                 self.preferences.clear()
 
     def demote(self, call: Call, error: BaseException, launcher: Function) -> torch.Tensor:
-        """Serve a call whose launcher has just raised; see `retry`.
+        """Serve a call whose cached launcher raised; see `retry`.
 
-        One that has been replaced meanwhile vetoes nothing.
+        No solution is vetoed if another thread has replaced the launcher.
         """
         return self.retry(call, error, self.cache.behind(call.key, launcher))
 
     def retry(self, call: Call, error: BaseException, served: Served | None) -> torch.Tensor:
-        """Veto the solution that raised for its shape and serve the call with the next offer.
+        """Veto the solution that raised, for its shape, and serve the call with the next offer.
 
-        Errors of torch and the exceptions of signals propagate.
+        Torch's own errors, out-of-memory errors and interrupts propagate.
 
         Args:
             call: the call.
             error: the exception.
-            served: what raised; None vetoes nothing.
+            served: the launcher that raised; None to veto nothing.
         """
         if is_interrupt(error) or is_out_of_memory(error):
             raise error
@@ -252,7 +252,7 @@ class Dispatcher:
             raise error.__cause__
         if not call.in_memory:  # blames no solution
             return serve_without_memory(self, call)
-        # A launcher that was bound while its device was current is bound again while another is.
+        # A launcher bound while its device was current is rebound, not vetoed, while another is.
         if served is not None and (isinstance(served.launcher, OnDevice) or not is_elsewhere(device_of(served.index))):
             if served.solution in (None, NATIVE):
                 raise error
@@ -260,7 +260,7 @@ class Dispatcher:
         return self.resolve(call)
 
     def _veto(self, served: Served, error: BaseException) -> None:
-        """Veto a solution for the shape that it failed for, unless another thread has."""
+        """Veto a solution for its shape, and drop its launchers."""
         place = served.shape, served.index
         with self._lock:
             new = self._vetoes.add(served, error)
@@ -273,21 +273,20 @@ class Dispatcher:
         _log.warning("%s failed for %s and will not be used for it again: %s", served.solution, served.shape, described(error))
 
     def prewarm(self, shapes: Iterable[Shape] | None = None, device: Device | None = None) -> int:
-        """Bind and run each shape once, so that graphs may be captured afterwards; returns how many.
+        """Bind and run each shape once, so that graphs can be captured; return how many ran.
 
-        A shape that cannot run here is logged and left out.
+        A shape that cannot run is logged and skipped.
 
         Args:
-            shapes: the expected shapes; by default those of every row of the tables that this
-                device uses.
-            device: the device that runs them; the default device if absent.
+            shapes: the shapes to bind; by default those of all rows for this device.
+            device: the device to bind for; by default the current one.
         """
         device = device or current_device()
         expected = (row.shape for row in self.table.rows_for(device) if row.shape.m > 0) if shapes is None else shapes
         return warm_each(self.op, self.warm, expected, device)
 
     def warm(self, shape: Shape, device: Device, operands: Operands = ()) -> bool:
-        """Bind one shape and run it on these or random operands; returns whether there was memory to run it."""
+        """Bind a shape and run it on these or random operands; return False without the memory."""
         explanation, launcher = self._bind(shape, device)
         self.unbound.pop(shape, None)
         drawn = operands or random_operands(self.op, shape, device)
@@ -301,7 +300,7 @@ class Dispatcher:
     def fingerprint(self) -> str:
         """Return a digest of the merged table and the backends' versions.
 
-        Ranks with equal digests dispatch alike.
+        Ranks with equal digests make equal choices.
         """
         return digest(self.table, self.registry, self.settings.untuned, current_device())
 
@@ -310,18 +309,18 @@ class Dispatcher:
         return (shape, device.index) in self._bound
 
     def bound(self, shape: Shape, device: Device) -> Explanation:
-        """Bind a shape on a device that is present, and explain what serves it.
+        """Bind a shape on a present device, and return the choice.
 
         Raises:
             UserError: no backend supports it.
         """
         return self._bind(shape, device)[0]
 
-    #: Chooses between a plain weight and its shuffled copy.
+    #: Choose between a plain weight and its shuffled copy.
     preferred = preferred_weight
 
     def _bind(self, shape: Shape, device: Device) -> Bound:
-        # The tables are read under the lock, which no holder of a turn may take.
+        # Read the tables here: they need the lock, which no holder of a turn may take.
         return self._bound.get(place := (shape, device.index)) or self._turns.run(place, self._bind_alone, shape, device, self.table)
 
     def _bind_alone(self, shape: Shape, device: Device, table: Table) -> Bound:
@@ -333,7 +332,7 @@ class Dispatcher:
             if len(shapes) >= MAX_LAUNCHERS:
                 shapes.clear()
             shapes[place] = bound
-            # Kept first, then checked: neither side misses a veto or new tables meanwhile.
+            # Stored before the check, so that a concurrent veto or reload is seen by either side.
             if self._table is not table or (vetoes and (*place, bound[0].offer.solution) in vetoes):
                 shapes.pop(place, None)
         return bound
@@ -351,9 +350,9 @@ class Dispatcher:
         return explanation, launcher
 
     def _choose_launcher(self, call: Call) -> tuple[Function, Solution | None, Bound | None]:
-        """Return the launcher of a call, its solution, and what is bound where that is in use.
+        """Return the launcher of a call, its solution, and the bound choice if it came from one.
 
-        The solution is None if the launcher serves this one call only.
+        The solution is None if the launcher serves this call only.
         """
         shape, device = call.shape, call.device
         if call.torch_reason:
@@ -377,19 +376,19 @@ class Dispatcher:
         return adapted(call, launcher.call, fallback, breaks_capture=breaks_capture, is_torch=is_torch), solution, bound
 
     def torch_fallback(self, shape: Shape, device: Device) -> Function:
-        """Return torch's call; see `tunedgemm.dispatch.fallback.torch_fallback`."""
+        """Return torch's implementation; see `tunedgemm.dispatch.fallback.torch_fallback`."""
         return torch_fallback(self.op, shape, device, self.registry)
 
 
 def _checked(call: Call, out: Any) -> torch.Tensor:
-    """Return the first output of a key's launcher; those of later calls are not checked.
+    """Check and return the output of a launcher's first call; later outputs are not checked.
 
     Raises:
-        PluginError: it is not a tensor of the op's shape, dtype and device.
+        PluginError: the output has the wrong type, shape, dtype or device.
     """
     x, shape = call.operands[0], call.shape
     if not _is_tensor(out, (*x.shape[:-1], shape.n), torch_dtype(shape.outdtype), x.device):
-        fake = call.op.fake(*call.operands, otype=call.otype)  # ops may have outputs of other sizes
+        fake = call.op.fake(*call.operands, otype=call.otype)  # an op may have another output shape
         if not _is_tensor(out, tuple(fake.shape), fake.dtype, fake.device):
             got = f"{tuple(out.shape)} {out.dtype} on {out.device}" if isinstance(out, torch.Tensor) else f"{out!r:.80}"
             raise PluginError(f"its output must be {tuple(fake.shape)} {fake.dtype} on {fake.device} (got {got})")

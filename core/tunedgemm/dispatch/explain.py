@@ -1,4 +1,4 @@
-"""Explain which solution would serve a call, without making it."""
+"""Explain which solution would serve a call, without running it."""
 
 from __future__ import annotations
 
@@ -33,17 +33,16 @@ def explain(
     device: Device | None = None,
     **fields: Any,
 ) -> Explanation:
-    """Explain which solution serves a shape (or the operands of a call), and why not the others.
+    """Explain which solution serves a shape or a call's operands, and why others do not.
 
-    torch serves a call that needs a gradient.
+    A call that needs a gradient is served by torch.
 
     Args:
-        what: a Shape, which names its op, or the first operand of a call; its other operands
-            follow.
-        op: the op of the operands.
+        what: a Shape, or the first operand of a call.
+        operands: the other operands of the call.
+        op: op of the operands; a Shape names its own.
         otype, fields: as in `call`.
-        device: the operands' device or the default device if absent. May describe a device that is
-            not present.
+        device: by default that of the operands, else the current one; it need not be present.
     """
     if isinstance(what, Shape):
         return tgemm.of(what.op).explain(what, device)
@@ -58,7 +57,7 @@ def explain(
 
 @attrs.frozen
 class RowExplanation:
-    """The solution that serves the shape of a table's row, and what becomes of the row."""
+    """What serves the shape of a table row, and whether the row is used."""
 
     row: Row
     explanation: Explanation
@@ -69,17 +68,17 @@ class RowExplanation:
 
 
 def explain_row(op: Op, path: Path, line: int, device: Device | None = None, above: Sequence[Path] = ()) -> RowExplanation:
-    """Explain the row in a line of a tuned file, as if that file ranked above all other tables.
+    """Explain one row of a tuned file, as if the file ranked above all other tables.
 
     Args:
         op: the op of the file.
         path: the file.
-        line: the line; the header is line 1. Of its several shapes, the first of the device.
-        device: the row's device if absent; the default device for a row that names none.
+        line: line number of the row; the header is line 1.
+        device: by default that of the row, or the current one for a row without a device.
         above: further files that rank above the other tables.
 
     Raises:
-        UserError: the line is not a row that can serve.
+        UserError: the line holds no usable row.
     """
     rows, problems = read_rows(path, op)
     for problem in problems:
@@ -98,7 +97,7 @@ def explain_row(op: Op, path: Path, line: int, device: Device | None = None, abo
 
 
 def _device_of(row: Row) -> Device:
-    """Return the device that a row is for: the default one if it names none."""
+    """Return the device of a row; the current one if the row names none."""
     if not row.gfx and not row.cu_num:
         return current_device()
     if not (row.gfx and row.cu_num):
@@ -107,7 +106,7 @@ def _device_of(row: Row) -> Device:
 
 
 def _verdict(row: Row, explanation: Explanation, dispatcher: Dispatcher) -> str:
-    """Say what becomes of a row where this explanation serves its shape."""
+    """Describe whether and why a row is used, given what serves its shape."""
 
     def is_row(match: Any) -> bool:
         return match is not None and (match.row.source, match.row.line) == (row.source, row.line)
@@ -132,9 +131,9 @@ def is_tuned(
     device: Device | None = None,
     **fields: Any,
 ) -> bool:
-    """Check whether a table row serves a shape (or operands) on a device; arguments as in `explain`.
+    """Check whether a table row serves a shape or a call's operands; arguments as in `explain`.
 
-    A gradient, for which torch serves the call, does not change that.
+    Operands that need a gradient count as any others.
     """
     if isinstance(what, torch.Tensor):
         device = device or device_of(what.get_device())
@@ -142,6 +141,6 @@ def is_tuned(
 
 
 def fingerprint() -> str:
-    """Return a short digest of every op's tables and the backends; equal digests dispatch alike."""
+    """Return a digest of all tables and backends; equal digests make equal choices."""
     parts = [f"{op} {tgemm.of(op).fingerprint()}" for op in sorted(ops())]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""torch's own call of a shape, which serves where no other solution may."""
+"""torch's implementation of an op: the fallback when no other solution may serve."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _TORCHS = Offer(NATIVE, "builtin", "torch's own call")
 
 
 def torch_serves(shape: Shape, device: Device, registry: Registry) -> bool:
-    """Check whether torch has a call for a shape."""
+    """Check whether torch implements a shape."""
     return isinstance(examine(_TORCHS, shape, device, registry), Backend)
 
 
 def torch_fallback(op: Op, shape: Shape, device: Device, registry: Registry) -> Function:
-    """Return torch's call, which keeps gradients and is safe to capture.
+    """Return torch's implementation, which keeps gradients and can be captured.
 
-    It takes subclasses and any strides.
+    It accepts tensor subclasses and any strides.
 
     Raises:
-        UserError: torch has none for this op.
+        UserError: torch does not implement this op.
     """
     backend = registry.get(BUILTIN)
     if isinstance(backend, Backend) and op.name not in backend.ops and shape.m == 0:
         otype = torch_dtype(shape.outdtype)
-        return lambda *operands: op.fake(*operands, otype=otype)  # an empty output is the whole result
+        return lambda *operands: op.fake(*operands, otype=otype)  # the result is empty
     able = examine(_TORCHS, shape, device, registry)
     launcher = able.bind(NATIVE, shape, device) if isinstance(able, Backend) else able
     if not isinstance(launcher, Launcher):
@@ -48,11 +48,11 @@ def torch_fallback(op: Op, shape: Shape, device: Device, registry: Registry) -> 
 
 
 class TorchFailed(Exception):
-    """Wraps the error of torch's own call where it stood in for a launcher, which is not to blame."""
+    """An error of torch's fallback inside a launcher, which is not to blame for it."""
 
 
 def blaming_torch(native: Function) -> Function:
-    """Wrap torch's call for use inside a launcher, so that its errors veto no solution."""
+    """Wrap torch's fallback inside a launcher, so that its errors veto no solution."""
 
     def blamed(*operands: torch.Tensor | None) -> torch.Tensor:
         try:
@@ -64,13 +64,13 @@ def blaming_torch(native: Function) -> Function:
 
 
 def outside_autocast(launcher: Launcher, op: Op, shape: Shape, device: Device) -> Launcher:
-    """Wrap torch's launcher so that autocast changes none of its dtypes, as it changes no kernel's.
+    """Disable autocast inside torch's launcher, since it does not change the dtypes of kernels.
 
-    Which rows a table has must not show in the dtype or precision of a result. Functions that check
-    autocast themselves find torch's call as ``torch_call``.
+    So the dtype and precision of a result do not depend on the rows of a table. Callers that check
+    autocast themselves find the unwrapped function in attribute ``torch_call``.
     """
     call = launcher.call
-    # The second takes twice as long; autocast of GPUs alone changes calls on a GPU.
+    # The second check takes twice as long; calls on a GPU need only the first.
     enabled = torch.is_autocast_enabled if device.kind != "cpu" else torch._C._is_any_autocast_enabled
 
     def of_any(*operands: torch.Tensor | None) -> Any:
@@ -79,7 +79,7 @@ def outside_autocast(launcher: Launcher, op: Op, shape: Shape, device: Device) -
         with torch._C._DisableAutocast():
             return call(*operands)
 
-    # Operands by name cost 0.1 us less than a tuple of them.
+    # Named operands cost 0.1 us less than *args.
     def of_two(x: torch.Tensor, weight: torch.Tensor) -> Any:
         return of_any(x, weight) if enabled() else call(x, weight)
 

@@ -1,4 +1,4 @@
-"""Gradients and tangents of calls: torch's call keeps them, or the call is an error."""
+"""Gradients and tangents: torch's implementation keeps them, or the call is an error."""
 
 from __future__ import annotations
 
@@ -14,38 +14,34 @@ from tunedgemm.shape import Shape
 
 
 def open_dual_levels() -> int:
-    """Count the open levels of forward-mode differentiation in all threads, which share one stack.
+    """Count the open levels of forward-mode differentiation, which all threads share.
 
-    A tensor with a tangent has the same address, type and sizes as one without, so no launcher is
-    cached inside a level. The level is part of every cache key, so that a call inside one finds no
-    launcher from outside.
+    A tensor with a tangent has the address, type and sizes of one without. So no launcher is
+    cached inside a level, and the level is part of every cache key.
     """
     return forward_ad._current_level + 1
 
 
 def differentiable(shape: Shape, call: Function) -> Function:
-    """Wrap torch's call for operands that need a gradient or have a tangent."""
+    """Wrap torch's implementation to give gradients and tangents, zero for an empty batch."""
     return with_gradient(shape.op, call) if shape.m else _with_zero_gradients(call)
 
 
 def _with_zero_gradients(call: Function) -> Function:
-    """Wrap the call of an empty batch to give zero gradients to all operands."""
+    """Wrap the call of an empty batch so that all operands get zero gradients."""
 
     def empty(*operands: torch.Tensor | None) -> torch.Tensor:
         out = call(*operands)
         for operand in operands:
             if operand is not None and (operand.requires_grad or has_tangent(operand)):
-                out = out + (operand[:0] if operand.dim() else operand).to(out.dtype).sum()  # the sum reads no weight
+                out = out + (operand[:0] if operand.dim() else operand).to(out.dtype).sum()  # a sum over no elements
         return out
 
     return empty
 
 
 def with_gradient(op: str, call: Function) -> Function:
-    """Wrap torch's call for operands that need a gradient or have a tangent.
-
-    Raises OperandError where either would be lost.
-    """
+    """Wrap torch's implementation to raise OperandError where it would lose a gradient or tangent."""
     hint = "call it under torch.no_grad(), or make parameters with requires_grad=False"
 
     def differentiable(*operands: torch.Tensor | None) -> torch.Tensor:
@@ -66,7 +62,7 @@ def with_gradient(op: str, call: Function) -> Function:
 
 
 def _lacks_derivative(node: Any, given: tuple[Any, ...]) -> bool:
-    """Check the graph from a result to the given nodes; torch itself raises at the backward pass alone."""
+    """Search the autograd graph for a node without a derivative; torch raises only in backward."""
     met, waiting = set(given), [node]
     while waiting:
         node = waiting.pop()

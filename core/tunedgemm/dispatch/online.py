@@ -1,14 +1,12 @@
 """Online tuning: tune a shape without a row at its first call, once per machine, then serve it.
 
-The tuner runs in a child process of the interpreter, not of multiprocessing. A server's process may
-be a daemon, which cannot have multiprocessing children. Its main module may not survive a second
-import. Neither its environment nor its signals are touched, and one kill ends everything at the
-bound.
+The tuner runs in a subprocess, not in a multiprocessing child. A server's worker may be a daemon,
+which cannot have multiprocessing children, and its main module may not survive a second import.
+The server's environment and signals stay untouched, and one kill ends the tuning at the timeout.
 
-A process that calls a shape which another process or thread is tuning waits, no longer than the
-bound, and never tunes it after that. So ranks continue together, all with the same row or all
-without, and a shape that cannot be tuned costs its bound once. The process that tunes waits for no
-other, so ranks cannot deadlock.
+While one process tunes a shape, others that call it wait until the timeout, and do not tune it
+themselves. So all ranks continue with the same row or without any, and a shape that cannot be
+tuned costs one timeout. The process that tunes waits for no other, so ranks cannot deadlock.
 """
 
 from __future__ import annotations
@@ -40,20 +38,19 @@ from tunedgemm.table.source import open_source
 
 _log = logging.getLogger("tunedgemm")
 
-#: When AITER's HIP_ONLINE_TUNING applies (its hipb_mm). M is at most this, as prefill has any
-#: number of Ms, each met once. The device has more free memory than this, which the operands take.
-#: AITER_ONLINE_TUNE does not bound M.
+#: AITER's limits for HIP_ONLINE_TUNING (hipb_mm): the largest M, since prefill meets many Ms once
+#: each, and the least free device memory in bytes. AITER_ONLINE_TUNE does not limit M.
 MOST_M, FREE_BYTES = 512, 128 << 20
-#: Seconds between two looks whether another process is done.
+#: Interval in seconds at which the lock of another process is polled.
 _POLL = 0.05
 
 
 class Online:
-    """Online tuning of one op: `Dispatcher.on_miss`.
+    """Online tuning of one op, as `Dispatcher.on_miss`.
 
     Args:
-        op: the op; its ordinary table gets the rows.
-        settings: how long, and which libtypes.
+        op: the op; rows go to the user's table of it.
+        settings: give the timeout and the libtypes.
     """
 
     def __init__(self, op: Op, settings: Settings) -> None:
@@ -62,9 +59,9 @@ class Online:
         self._off = False
 
     def __call__(self, shape: Shape, device: Device) -> bool:
-        """Tune a shape once; returns whether the op's table has a row for it now.
+        """Tune a shape at its first call; return whether the table now has a row for it.
 
-        A failure is one warning, and is not tried again before the next `reload`.
+        A failure is logged once and not retried before the next `reload`.
         """
         key = key_shape(shape), device
         if self._off or key in self._tried or not self._wanted(shape, device):
@@ -89,10 +86,10 @@ class Online:
         return has_row
 
     def _wanted(self, shape: Shape, device: Device) -> bool:
-        """Check whether AITER would tune it; waits for the device's earlier work.
+        """Check whether AITER would tune the shape; synchronises the device.
 
-        That is waited for here and not under the lock: a collective among it may wait for a rank
-        that waits for the lock.
+        Synchronising under the lock could deadlock: a queued collective may wait for a rank that
+        waits for the lock.
         """
         if shape.m > MOST_M and not (self._settings.online_moe and shape.op == MOE):
             return False
@@ -107,11 +104,11 @@ class Online:
 
     @contextlib.contextmanager
     def _hold_turn(self, shape: Shape, device: Device) -> Iterator[bool]:
-        """Hold the lock of a shape on a kind of device, next to the table; yield whether it was free.
+        """Hold the file lock of a shape on a kind of device; yield whether it was free.
 
         Raises:
-            TimeoutError: others have kept it for the whole bound.
-            OSError, NotImplementedError: there can be no such lock.
+            TimeoutError: another process held it until the timeout.
+            OSError, NotImplementedError: the file system has no such lock.
         """
         identity = json.dumps([shape.to_dict(), device.gfx, device.cu_num, device.name], sort_keys=True)
         digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
@@ -132,10 +129,10 @@ class Online:
             lock.release()
 
     def _has_row(self, shape: Shape, device: Device) -> bool:
-        """Check whether the table on disk has a row for a shape.
+        """Check whether the table file has a row for a shape.
 
         Raises:
-            TableError: it cannot be read.
+            TableError: the file cannot be read.
         """
         if not present(self._table):
             return False
@@ -143,7 +140,7 @@ class Online:
         return next(table.candidates(shape, device), None) is not None
 
     def _tune_in_child(self, shape: Shape, device: Device) -> str:
-        """Tune in a child, for no longer than the bound; returns why that gave nothing, if known."""
+        """Tune in a subprocess until the timeout; return the reason if it failed, "" if unknown."""
         started, seconds = time.monotonic(), self._settings.online_seconds
         question = {
             "shape": shape.to_dict(), "table": str(self._table), "seconds": seconds, "libtype": self._settings.online_libtype,
@@ -168,9 +165,9 @@ class Online:
 
 
 def _environment(device: Device) -> dict[str, str]:
-    """Make the child's environment: same import paths and device as here, online tuning off."""
+    """Return the subprocess's environment: same import paths and device, online tuning off."""
     kept = {name: text for name, text in os.environ.items() if name not in (ONLINE, ONLINE_MOE)}
     path = os.pathsep.join(folder or str(Path.cwd()) for folder in sys.path)
-    # A CPU's rows are for this number of threads; MKL's variable goes before OpenMP's.
+    # Rows of a CPU hold for this number of threads; MKL's variable overrides OpenMP's.
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(device.cu_num)) if device.kind == "cpu" else {}
     return {**kept, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", **threads}

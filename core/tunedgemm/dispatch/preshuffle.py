@@ -18,11 +18,11 @@ from tunedgemm.ops.formats.shuffle import ShuffledWeight
 from tunedgemm.shape import Shape
 from tunedgemm.table.folders import table_layers
 
-#: With no row for either weight, use the shuffled one from this many rows on. Its kernels suit
-#: compute-bound products and slow down decoding at batch 1. AITER uses the same number.
+#: M from which the shuffled weight is used if neither weight has a row. Its kernels suit
+#: compute-bound GEMMs and slow down decoding at batch 1. AITER uses the same threshold.
 PRESHUFFLE_M_THRESHOLD = 128
 
-#: Remembered choices; with more of them the cache starts over.
+#: Most cached choices; when full, the cache is cleared.
 _REMEMBERED = 65_536
 
 
@@ -34,24 +34,24 @@ def preferred_weight(
     *rest: torch.Tensor | None,
     otype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Return the weight that serves a call best.
+    """Return the weight, plain or shuffled, that serves a call faster.
 
-    That is the plain one for an empty batch and where a gradient or a tangent is kept.
+    An empty batch and a call that needs a gradient or tangent get the plain one.
 
     Args:
         dispatcher: the dispatcher that serves the call.
         x: activations [..., K].
         weight: [N, K], plain.
         shuffled_weight: the same values by `shuffle_weight`.
-        rest: the operands behind the weight, absent ones as None.
-        otype: dtype of the output, that of x if absent.
+        rest: the operands after the weight, absent ones as None.
+        otype: output dtype; by default that of x.
 
     Raises:
-        OperandError: the two weights are not of one shape, dtype and device, *weight* is not plain
-            or *shuffled_weight* is. Or *weight* has changed since `shuffle_weight` read it.
+        OperandError: the weights differ in shape, dtype or device, *weight* is shuffled,
+            *shuffled_weight* is plain, or *weight* has changed since it was shuffled.
     """
     try:
-        memory = shuffled_weight._plain  # of torch's own type, whose attributes take a third of the time
+        memory = shuffled_weight._plain  # a plain tensor's attributes are three times as fast
         key = dispatcher.op.sizes_of(otype, (memory.shape, memory.dtype, memory.get_device(), type(shuffled_weight)), x, weight, *rest)
     except (AttributeError, TypeError):  # an operand is not a tensor
         _check(dispatcher.op.name, weight, shuffled_weight)
@@ -79,7 +79,7 @@ def preferred_weight(
 
 
 def _decide(dispatcher: Binding, call: Call, shuffled_weight: torch.Tensor) -> bool | None:
-    """Decide whether such calls get the shuffled weight; None where a capture or tangent forbids it."""
+    """Decide whether such calls use the shuffled weight; None if this call cannot decide it."""
     x, weight, *rest = call.operands
     if forward_ad._current_level >= 0:
         return None
@@ -98,18 +98,17 @@ def _decide(dispatcher: Binding, call: Call, shuffled_weight: torch.Tensor) -> b
 
 
 def prefers_shuffled(dispatcher: Binding, row: Shape, shuffled: Shape, device: Device) -> bool:
-    """Decide whether a call is better served by its shuffled weight; binds both shapes.
+    """Decide whether the shuffled weight serves a shape faster; binds both shapes.
 
-    Rows decide. Where both shapes have one: the lower time of one layer of tables, else the higher
-    layer. Where one has: that one. Without rows the shuffled weight serves from
-    `PRESHUFFLE_M_THRESHOLD` on, if a kernel for its layout does: torch would put the weight back in
-    order at each call.
+    If both have a row, the higher layer wins, within a layer the lower time. If one has, it wins.
+    Without rows the shuffled weight wins from `PRESHUFFLE_M_THRESHOLD` on, if a kernel reads its
+    layout; torch would unshuffle it in each call.
 
     Args:
         dispatcher: the dispatcher that serves the call.
         row: the shape with the plain weight.
         shuffled: the shape with the shuffled one.
-        device: the device that runs it.
+        device: the device that runs the call.
     """
     try:
         of_shuffled = dispatcher.bound(shuffled, device)
@@ -129,13 +128,13 @@ def prefers_shuffled(dispatcher: Binding, row: Shape, shuffled: Shape, device: D
 
 
 def _rank(explanation: Explanation, depths: dict[Path, int]) -> tuple[bool, int, float]:
-    """Rank a row against that of the other weight, lower first: of another device, its layer, its time."""
+    """Return the sort key of a weight's row: other device, layer, time; the lowest wins."""
     match: Any = explanation.offer.match
     return not match.same_device, depths.get(match.row.source, 0), explanation.offer.us
 
 
 def _check(op: str, weight: Any, shuffled_weight: Any) -> None:
-    """Raise OperandError unless the two are one weight, plain and shuffled."""
+    """Raise OperandError unless the weights are plain and shuffled, of one shape and dtype."""
     if not isinstance(shuffled_weight, ShuffledWeight):
         raise OperandError(f"{op}: shuffled_weight must come from shuffle_weight or as_shuffled (got {type(shuffled_weight).__name__})")
     if isinstance(weight, ShuffledWeight) or not isinstance(weight, torch.Tensor):

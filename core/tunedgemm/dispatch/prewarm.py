@@ -1,4 +1,4 @@
-"""Bind shapes before their first call, for graph capture; list those that a capture met unbound."""
+"""Bind shapes before graph capture, and list those that a capture found unbound."""
 
 from __future__ import annotations
 
@@ -21,29 +21,27 @@ OpCall = tuple[str, tuple[Any, ...], torch.dtype | None]
 
 @runtime_checkable
 class Calling(Protocol):
-    """A module that lists the calls of its forward."""
+    """A module that lists the op calls of its forward."""
 
     def tuned_calls(self, m: int) -> Iterable[OpCall]:
-        """List the calls for an input of m rows, with the module's weights."""
+        """Return the op calls for an input of m rows, with the module's weights."""
 
 
 def prewarm(what: Iterable[Shape] | torch.nn.Module | None = None, *, m: int | Iterable[int] = (1,), device: Device | None = None) -> int:
-    """Bind and run shapes once each, so that graphs may be captured afterwards; returns how many.
+    """Bind and run each shape once, so that graphs can be captured; return how many ran.
 
-    Torch's products run, too, on the current stream and on another: they serve what is not bound,
-    and not all of their libraries start while a graph is captured. All memory taken for it is given
-    back.
+    Torch's GEMMs run, too, on the current and on another stream: they serve unbound shapes, and
+    some of their libraries cannot initialise during a capture. All memory is released afterwards.
 
     Args:
         what: shapes of any ops; a model, whose linear layers run on their own weights; or None for
             every tuned shape of the device.
-        m: rows of the inputs of a model's layers (the product of all dimensions but the last): one
-            number or several.
-        device: the device that runs them; the default device if absent. A model's layers run on the
-            device of their weights.
+        m: for a model, the number of input rows (product of all dimensions but the last), or
+            several numbers.
+        device: by default the current one; a model's layers run on the device of their weights.
 
     Raises:
-        UserError: a model's weights are on the meta device, or *m* is not a number of rows.
+        UserError: a model's weights are on the meta device, or *m* is not a positive number.
     """
     if isinstance(what, torch.nn.Module):
         return _prewarm_model(what, tuple(dict.fromkeys([m] if isinstance(m, int) else m)))
@@ -61,15 +59,15 @@ def prewarm(what: Iterable[Shape] | torch.nn.Module | None = None, *, m: int | I
 
 
 def unbound() -> dict[Shape, int]:
-    """Return the shapes first met during graph capture, with the number of calls torch serves.
+    """Return the shapes first called during graph capture, with the captured calls torch serves.
 
-    ``prewarm(unbound())`` binds them for the next capture, and takes them off the list.
+    ``prewarm(unbound())`` binds them for the next capture and clears the list.
     """
     return {shape: count for dispatcher in tgemm.dispatchers for shape, count in dispatcher.unbound.items()}
 
 
 def _prewarm_model(model: torch.nn.Module, rows: tuple[int, ...]) -> int:
-    """Bind and run each shape of a model's layers, on the weights of the first layer that has it."""
+    """Bind and run each shape of a model's layers, on the weights of its first such layer."""
     wrong = [count for count in rows if isinstance(count, bool) or not isinstance(count, int) or count < 1]
     if wrong or not rows:
         raise UserError(f"prewarm: m must be numbers of rows, at least 1 (got {wrong[0]!r})" if wrong else "prewarm: m holds no number")
@@ -82,7 +80,7 @@ def _prewarm_model(model: torch.nn.Module, rows: tuple[int, ...]) -> int:
                 dispatcher, index = tgemm.of(op), operands[0].get_device()
                 try:
                     shape = Call.of(dispatcher.op, operands, otype).shape
-                except OperandError:  # the tables serve no such layer
+                except OperandError:  # no op serves this layer
                     continue
                 if (shape, index) in met:
                     continue
@@ -96,7 +94,7 @@ def _prewarm_model(model: torch.nn.Module, rows: tuple[int, ...]) -> int:
 
 
 def _calls_of(name: str, module: torch.nn.Module, m: int) -> Iterator[OpCall]:
-    """Yield the calls of one module, for an input of zeros."""
+    """Yield the op calls of a module for an input of zeros."""
     weight = getattr(module, "weight", None)
     if isinstance(weight, torch.Tensor) and weight.is_meta:
         raise UserError(f"prewarm: the weight of {name or type(module).__name__!r} is on the meta device; load the model first")
@@ -110,12 +108,12 @@ def _calls_of(name: str, module: torch.nn.Module, m: int) -> Iterator[OpCall]:
 
 
 def _at_least_16_bits(dtype: torch.dtype) -> torch.dtype:
-    """Return a dtype that torch's plain products take: this one, or bf16 for integers and 8 bits."""
+    """Return a dtype that torch's GEMM supports: this one, or bf16 for integers and 8 bits."""
     return dtype if dtype.itemsize > 1 and dtype.is_floating_point else torch.bfloat16
 
 
 def _start_torch(index: int, dtype: torch.dtype) -> None:
-    """Run torch's products on a GPU, with a bias and without, on the current stream and on another."""
+    """Run torch's GEMM with and without bias, on the current and on another stream of a GPU."""
     if index < 0:
         return
     with torch.cuda.device(index):
@@ -124,7 +122,7 @@ def _start_torch(index: int, dtype: torch.dtype) -> None:
         for stream in (current, other):
             stream.wait_stream(current)
             with torch.cuda.stream(stream):
-                torch._C._nn.linear(ones, ones)  # under its inner name: the outer one may be routed to the tables
+                torch._C._nn.linear(ones, ones)  # not F.linear, which may be patched
                 torch._C._nn.linear(ones, ones, ones[0])
         current.wait_stream(other)
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Read the environment variables of dispatch: once, and again only by `reload`."""
+"""Settings of dispatch from environment variables, read once and by `reload`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tunedgemm.backends.untuned import untuned_libtypes
 from tunedgemm.libtypes import UNTUNED
 from tunedgemm.process.variables import KINDS, read
 
-#: AITER's variables for online tuning: of every op, and of the op `MOE` alone.
+#: AITER's variables for online tuning, of every op and of the op `MOE`; and that op's name.
 ONLINE, ONLINE_MOE, MOE = "HIP_ONLINE_TUNING", "AITER_ONLINE_TUNE", "fmoe"
 
-#: The longest that a call waits for online tuning, in seconds.
+#: Default timeout of online tuning, in seconds.
 ONLINE_SECONDS: float = KINDS["TUNEDGEMM_ONLINE_SECONDS"].default
 
 
@@ -25,11 +25,11 @@ class Settings:
     Attributes:
         capture: ``AITER_TUNE_GEMM``: capture every shape that is called.
         log_choices: ``AITER_LOG_TUNED_CONFIG``: log each shape's choice once, with the reason.
-        untuned: ``TUNEDGEMM_FALLBACK``, a comma list of the libtypes that may answer untuned calls,
-            in order.
+        untuned: ``TUNEDGEMM_FALLBACK``: comma-separated libtypes that may serve untuned calls, in
+            order.
         online: ``HIP_ONLINE_TUNING``: tune a shape without a row at its first call.
-        online_moe: ``AITER_ONLINE_TUNE``: the same for the op fmoe alone.
-        online_seconds: ``TUNEDGEMM_ONLINE_SECONDS``: the longest that a call waits for that.
+        online_moe: ``AITER_ONLINE_TUNE``: the same for op fmoe only.
+        online_seconds: ``TUNEDGEMM_ONLINE_SECONDS``: timeout of online tuning, in seconds.
         online_libtype: ``TUNEDGEMM_ONLINE_LIBTYPE``: the ``--libtype`` of online tuning.
     """
 
@@ -43,7 +43,7 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
-        """Read the variables; a bad value is a warning, and the default counts."""
+        """Read the variables; warn about a bad value and use the default."""
         return cls(
             capture=read("AITER_TUNE_GEMM", environment),
             log_choices=read("AITER_LOG_TUNED_CONFIG", environment),
@@ -56,7 +56,7 @@ class Settings:
 
     @property
     def passive(self) -> Settings:
-        """Return these settings without capture and online tuning, to examine a shape only."""
+        """Return these settings without capture and online tuning, to inspect shapes only."""
         return attrs.evolve(self, capture=False, online=False, online_moe=False)
 
     def tunes_online(self, op: str) -> bool:

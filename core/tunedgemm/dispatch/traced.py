@@ -1,7 +1,7 @@
-"""Hot functions with their dispatchers, and the functions that replace their calls in traced graphs.
+"""Registry of hot functions and of the custom ops that replace them in traced graphs.
 
-A hot function reads addresses, which a tracing compiler cannot follow.
-`tunedgemm.integrations.graph_ops` registers a `GraphOps` that stands in for it.
+A hot function reads addresses, which Dynamo cannot trace. `tunedgemm.integrations.graph_ops`
+registers the `GraphOps` whose custom ops replace it.
 """
 
 from __future__ import annotations
@@ -21,56 +21,53 @@ if TYPE_CHECKING:
 
 
 class Binding(Serving, Protocol):
-    """The part of a dispatcher that binds shapes; `dispatcher.Dispatcher` implements it."""
+    """Protocol of dispatchers that bind shapes; see `dispatcher.Dispatcher`."""
 
     above: tuple[Path, ...]
     preferences: dict[tuple[Any, ...], bool]
 
     def torch_fallback(self, shape: Shape, device: Device) -> Function:
-        """Return torch's own call for a shape."""
+        """Return torch's implementation of a shape."""
 
     def is_bound(self, shape: Shape, device: Device) -> bool:
         """Tell whether a shape is bound on a device."""
 
     def bound(self, shape: Shape, device: Device) -> Explanation:
-        """Bind a shape and return the launcher that serves it."""
+        """Bind a shape, and return the choice."""
 
 
-#: The hot functions in use. Each maps to its dispatcher and to the function that turns its
-#: arguments into those of `Dispatcher.call`.
+#: Maps each live hot function to its dispatcher and to the function that rearranges its arguments
+#: for `Dispatcher.call`.
 hot_functions: weakref.WeakKeyDictionary[Function, tuple[Binding, ArgumentOrder]] = weakref.WeakKeyDictionary()
 
 
 class GraphOps(Protocol):
-    """Ops that replace calls in traced graphs."""
+    """Protocol of the custom ops that replace calls in traced graphs."""
 
     def add(self, function: Function, dispatcher: Binding, arrange: ArgumentOrder) -> None:
-        """Register a hot function, so that compilers trace an op instead of it."""
+        """Make compilers trace a custom op instead of a hot function."""
 
     def stand_in(self, dispatcher: Binding, call: Call) -> Function | None:
-        """Return the function that replaces a call in a graph traced by running it.
-
-        Returns None if the graph gets torch's call.
-        """
+        """Return the replacement for this call under make_fx tracing; None for torch's call."""
 
 
 _graph_ops: list[GraphOps] = []
 
 
 def register_graph_ops(graph_ops: GraphOps) -> None:
-    """Set the ops that replace calls in traced graphs, and add the existing hot functions."""
+    """Set the custom ops for traced graphs, and register the existing hot functions with them."""
     for function, (dispatcher, arrange) in list(hot_functions.items()):
         graph_ops.add(function, dispatcher, arrange)
     _graph_ops[:] = [graph_ops]
 
 
 def register_hot_function(function: Function, dispatcher: Binding, arrange: ArgumentOrder) -> Function:
-    """Register a hot function.
+    """Register a hot function for tracing.
 
     Args:
         function: a closure over the dispatcher's launchers.
         dispatcher: the dispatcher that serves its calls.
-        arrange: from the function's arguments to those of `Dispatcher.call`.
+        arrange: maps the function's arguments to those of `Dispatcher.call`.
 
     Returns:
         The function.
@@ -82,5 +79,5 @@ def register_hot_function(function: Function, dispatcher: Binding, arrange: Argu
 
 
 def stand_in(dispatcher: Binding, call: Call) -> Function | None:
-    """Return what replaces a call in a graph; see `GraphOps.stand_in`."""
+    """Return the replacement for a call under tracing; see `GraphOps.stand_in`."""
     return _graph_ops[0].stand_in(dispatcher, call) if _graph_ops else None

@@ -21,15 +21,15 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 class TunedGemm:
-    """One set of tables with every op's public functions as attributes; AITER's ``TunedGemm``.
+    """A set of tables, with every op's public functions as attributes; AITER's ``TunedGemm``.
 
-    Copies and pickles have its registry, settings and files. `tgemm` and its functions are copied
+    Copies and pickles keep the registry, settings and files. `tgemm` and its functions are copied
     and pickled by reference.
 
     Args:
-        registry, settings: used in place of the installed backends and of the environment's
-            settings.
-        above: by op, tuned files that rank above all layers.
+        registry: replaces the installed backends.
+        settings: replace those of the environment.
+        above: maps an op to tuned files that rank above all layers.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class TunedGemm:
         self._dispatchers: dict[str, Dispatcher] = {}
         self._lock = ForkSafeLock(awaited=True)
         self.dispatcher = self.of(DEFAULT_OP)
-        _ = self.gemm_a16w16  # with its other spellings, `mm` among them
+        _ = self.gemm_a16w16  # also sets its other spellings, such as `mm`
 
     def of(self, op: str) -> Dispatcher:
-        """Return the dispatcher of an op, made at its first use.
+        """Return the dispatcher of an op, created at first use.
 
         Raises:
             UnknownOpError: no such op.
@@ -62,17 +62,17 @@ class TunedGemm:
         return self._above | {op: dispatcher.above for op, dispatcher in self._dispatchers.items()}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the settings, without launchers; `tgemm` by its name."""
+        """Pickle the configuration without launchers; `tgemm` by reference."""
         if self is tgemm:
             return _public, ("tgemm",)
         return _rebuilt, (type(self), *self._configured, self._files())
 
     def __copy__(self) -> TunedGemm:
-        """Make an instance with the same registry, settings and files, and its own launchers."""
+        """Copy the configuration, without launchers; `tgemm` returns itself."""
         return self if self is tgemm else _rebuilt(type(self), *self._configured, self._files())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TunedGemm:
-        """Copy as `copy.copy` does: backends are shared."""
+        """Copy like `copy.copy`; backends are shared."""
         return self.__copy__()
 
     @property
@@ -81,7 +81,7 @@ class TunedGemm:
         return tuple(self._dispatchers.values())
 
     def __getattr__(self, name: str) -> Function:
-        """Return the public function of that name, of whichever op has it."""
+        """Return the public function of this name, of whichever op defines it."""
         op = None if name.startswith("_") else functions().get(name)
         if op is None or op.entry is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}; no op has a function of this name")
@@ -100,17 +100,17 @@ class TunedGemm:
         return self.of(op).call(*operands, otype=otype, **fields)
 
     def load_config(self, path: str | Path, op: str = DEFAULT_OP) -> None:
-        """Put a tuned CSV of an op above every other layer, for this instance alone.
+        """Add a tuned CSV file above all other layers of an op, for this instance only.
 
         Raises:
-            TableError: the file cannot be read as a table of this op.
+            TableError: the file is not a valid table of this op.
             UnknownOpError: no such op.
         """
         self.of(op).load(path)
 
 
 def _public(name: str) -> Any:
-    """Return a public name of the package, whose first use teaches compilers the functions of `tgemm`."""
+    """Return a public name of the package; its first use registers `tgemm` with compilers."""
     return getattr(importlib.import_module(_PACKAGE), name)
 
 
@@ -123,7 +123,7 @@ tgemm = TunedGemm()
 
 
 def dispatcher(op: str = DEFAULT_OP) -> Dispatcher:
-    """Return the dispatcher behind an op's public functions, made at its first use.
+    """Return the dispatcher behind an op's public functions, created at first use.
 
     Raises:
         UnknownOpError: no such op.
@@ -132,13 +132,13 @@ def dispatcher(op: str = DEFAULT_OP) -> Dispatcher:
 
 
 def call(op: str, *operands: torch.Tensor | None, otype: torch.dtype | None = None, **fields: Any) -> torch.Tensor:
-    """Call an op by its name, as its public function would be; the way to an op without one.
+    """Call an op by its name, also one without a public function.
 
     Args:
         op: name of the op.
         operands: in the op's order (`Op.operands`); absent ones are None, or left out at the end.
-        otype: dtype of the output; the op's default if absent.
-        fields: further arguments of the op's `shape_of`.
+        otype: output dtype; None for the op's default.
+        fields: further keyword arguments of the op's `shape_of`.
 
     Returns:
         A new tensor.
@@ -151,6 +151,6 @@ def call(op: str, *operands: torch.Tensor | None, otype: torch.dtype | None = No
 
 
 def reload() -> None:
-    """Read the environment, tables and backends again, and forget every bound launcher."""
+    """Reread the environment, tables and backends, and drop all bound launchers."""
     for used in tgemm.dispatchers:
         used.reload()

@@ -1,4 +1,4 @@
-"""Turns of threads that bind: one thread binds a shape while others bind and serve other shapes."""
+"""Locks by key for binding: threads bind different shapes concurrently, and each shape once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOOK_SECONDS = 0.1
 
 
 class _Held(threading.local):
-    """The number of turns that a thread holds."""
+    """Number of turns that this thread holds."""
 
     number = 0
 
@@ -31,10 +31,10 @@ class _Turn:
 
 
 class Turns:
-    """Locks by place, while a thread holds or awaits them.
+    """Locks by key; each exists while a thread holds or awaits it.
 
-    A fork waits for their holders, because a plugin may be half imported. A holder must take no
-    other lock that a fork waits for.
+    A fork waits for the holders, since a plugin may be half imported. So a holder must not take
+    another lock that a fork waits for.
     """
 
     def __init__(self) -> None:
@@ -43,10 +43,10 @@ class Turns:
         self._guard = ForkSafeLock()
 
     def run(self, place: Hashable, action: Callable[..., Answer], *arguments: Any) -> Answer:
-        """Return the answer of an action that only one thread at a time runs at a place.
+        """Run an action under the lock of *place*, and return its result.
 
-        A thread that has another turn does not wait: two that wait for each other would for ever.
-        So a plugin whose `bind` multiplies may bind a shape that another thread binds, too.
+        A thread that holds another turn does not wait for this one, which could deadlock. So if a
+        plugin's `bind` calls an op, two threads may bind the same shape.
         """
         with self._guard:
             turn = self._turns.get(place)
@@ -56,7 +56,7 @@ class Turns:
         taken, held = False, _held.number
         try:
             taken = turn.lock.acquire(blocking=False)
-            while not (taken or held):  # a signal may end the wait; without a limit, one just before it would be missed
+            while not (taken or held):  # a timeout, as a signal just before the wait would be missed
                 taken = turn.lock.acquire(timeout=_LOOK_SECONDS)
             _held.number = held + 1
             return action(*arguments)

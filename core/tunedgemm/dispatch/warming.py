@@ -1,4 +1,4 @@
-"""Warm shapes one by one: one that cannot run here costs itself alone."""
+"""Bind and run shapes one by one; a shape that cannot run does not stop the others."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _log = logging.getLogger("tunedgemm")
 
 
 def warm_each(op: Op, warm: Callable[[Shape, Device], bool], shapes: Iterable[Shape], device: Device) -> int:
-    """Warm each shape once, in the form in which calls ask for it; log those that cannot run.
+    """Warm each canonical shape once, and log those that cannot run.
 
     Args:
         warm: binds and runs a shape, and returns whether it ran.
 
     Returns:
-        How many ran.
+        The number of shapes that ran.
     """
     count = 0
     for shape in dict.fromkeys(shapes):
@@ -38,23 +38,23 @@ def warm_each(op: Op, warm: Callable[[Shape, Device], bool], shapes: Iterable[Sh
 
 
 def random_operands(op: Op, shape: Shape, device: Device) -> tuple[Any, ...] | None:
-    """Draw operands of a shape; None, with the reason in the log, where memory or formats do not allow it."""
+    """Draw random operands of a shape; log why and return None if they cannot be made."""
     try:
         return _drawn(op, shape, device)
-    except Exception as error:  # such as those of a whole model's experts, next to that model
+    except Exception as error:  # such as out of memory for all experts of a model
         _log.warning("%s is bound but was not run: its operands cannot be made: %s", shape, described(error))
         return None
 
 
 def _drawn(op: Op, shape: Shape, device: Device) -> tuple[Any, ...]:
-    """Draw operands; raises MemoryError where a system might promise memory and end the process."""
+    """Draw operands; raise MemoryError where Linux would overcommit and kill the process."""
     if device.kind == "cpu" and op.bytes_moved(shape) > _memory():
         raise MemoryError("they are larger than the memory")
     return op.make_inputs(shape, device.torch_device, 0)
 
 
 def has_memory(shape: Shape, launcher: Function, operands: tuple[Any, ...]) -> bool:
-    """Run a call; return False, with the reason in the log, where memory does not suffice."""
+    """Run a call; log and return False if it runs out of memory."""
     try:
         launcher(*operands)
     except BaseException as error:  # a kernel of a plugin may raise anything

@@ -1,4 +1,4 @@
-"""Calls with operands whose memory does not hold their values, and products of nothing."""
+"""Calls whose operands' values are not in memory (traced, meta, lazy), and empty products."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tunedgemm.errors import OperandError, ShapeError
 
 
 def serve_without_memory(dispatcher: Binding, call: Call) -> torch.Tensor:
-    """Serve a call with an operand whose memory does not hold its values.
+    """Serve a call with an operand whose values are not in memory.
 
-    A traced call becomes its op in the graph. Negated and zero tensors are copied to memory.
-    Torch's call serves others.
+    A traced call becomes a custom op in the graph. Negated and zero tensors are materialised.
+    Torch serves the others.
 
     Raises:
         OperandError: the operands do not form this op, one needs a gradient that the op does not
-            give, or torch's call does not take one.
+            compute, or torch does not support one.
     """
     op, operands = call.op, call.operands
     in_graph = stand_in(dispatcher, call) if _has_no_storage(call) else None
@@ -51,10 +51,7 @@ def serve_without_memory(dispatcher: Binding, call: Call) -> torch.Tensor:
 
 
 def _has_no_storage(call: Call) -> bool:
-    """Check for a strided operand without an address.
-
-    Functional transforms (vmap, jvp, grad) and the export of a program pass such operands.
-    """
+    """Check for a strided operand without storage, as vmap, jvp, grad and torch.export pass."""
     for _, operand in _strange(call, lambda operand: operand.layout is torch.strided):
         try:
             operand.data_ptr()
@@ -64,7 +61,7 @@ def _has_no_storage(call: Call) -> bool:
 
 
 def _strange(call: Call, is_strange: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the operands that pass a check, with their names."""
+    """Yield the names and tensors of the operands that satisfy *is_strange*."""
     for name, operand in zip(call.op.operands, call.operands, strict=False):
         if operand is not None and is_strange(operand):
             yield name.removesuffix("?"), operand
@@ -72,7 +69,7 @@ def _strange(call: Call, is_strange: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 @contextlib.contextmanager
 def _outside_trace() -> Iterator[None]:
-    """Pause `torch.jit.trace`, under which sizes are tensors."""
+    """Suspend `torch.jit.trace`, under which sizes are tensors."""
     state = torch._C._get_tracing_state()
     torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
     try:
@@ -82,20 +79,19 @@ def _outside_trace() -> Iterator[None]:
 
 
 def _copied_to_memory(operand: torch.Tensor | None) -> torch.Tensor | None:
-    """Return a negated or zero tensor as one whose memory holds its values, and any other unchanged."""
+    """Materialise a negated or zero tensor; return any other unchanged."""
     if operand is None or operand.layout is not torch.strided or operand.is_nested:
         return operand
     return operand.clone() if operand._is_zerotensor() else operand.resolve_neg() if operand.is_neg() else operand
 
 
 def product_of_none(call: Call, error: ShapeError) -> torch.Tensor:
-    """Return the result of a call whose sizes no `Shape` has: nothing is multiplied where K, N or B is 0.
+    """Return the result for K, N or B = 0, which no `Shape` has: the bias or zeros.
 
-    It is the bias, or zeros, and keeps gradients. *error* is that of `Call.shape`, which has
-    checked that the operands fit each other.
+    Gradients are kept. *error* is the one that `Call.shape` raised, after it checked the operands.
 
     Raises:
-        ShapeError: no operand is empty.
+        ShapeError: no operand is empty, so *error* has another cause.
     """
     given = {name.removesuffix("?"): each for name, each in zip(call.op.operands, call.operands, strict=False) if each is not None}
     if all(operand.numel() for operand in given.values()):

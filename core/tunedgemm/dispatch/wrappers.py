@@ -1,4 +1,4 @@
-"""Wrappers of launchers: the device of the operands, copies of operands, and graph captures."""
+"""Launcher wrappers: device guard, copies of operands, and graph captures."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tunedgemm.ops.op import Function, Op
 
 @attrs.frozen(eq=False)
 class OnDevice:
-    """A launcher that runs with its operands' GPU as the current one.
+    """Device guard around a launcher.
 
-    torch's own calls need no such guard. A kernel launched through a driver goes to a stream of the
+    torch's own ops need none, but a kernel launched through the driver goes to a stream of the
     current device.
     """
 
@@ -26,36 +26,36 @@ class OnDevice:
     index: int
 
     def __call__(self, *operands: Any) -> torch.Tensor:
-        """Make the device current for the call."""
+        """Run the launcher with its device current."""
         with torch.cuda.device(self.index):
             return self.launcher(*operands)
 
 
 def is_elsewhere(device: Device) -> bool:
-    """Return whether another GPU than this one is current."""
+    """Check whether the current GPU is not *device*."""
     return device.index >= 0 and torch.cuda.current_device() != device.index
 
 
 def adapted(call: Call, launcher: Function, native: Function | None, *, breaks_capture: bool, is_torch: bool) -> Function:
-    """Wrap a launcher for operands that are not ready, or for captures that it *breaks*.
+    """Wrap a launcher for operands that need a copy, or because it breaks graph captures.
 
     Args:
-        call: a call that finds it; the operands of later calls are as ready.
+        call: the first call of the key; later calls have equal alignment and contiguity.
         launcher: the launcher.
-        native: torch's call, or None where torch has none.
-        breaks_capture: whether the launcher may not be captured, as a later call may be.
+        native: torch's implementation; None if there is none.
+        breaks_capture: whether the launcher cannot be captured.
         is_torch: whether the launcher is the built-in backend's.
     """
     launcher = eager_only(launcher, native) if breaks_capture and native is not None else launcher
     if call.is_ready:
         return launcher
     if native is not None and any(operand is not None and operand.element_size() == 1 for operand in call.operands):
-        native = _copying(call.op, native, None)  # torch's products of bytes need contiguous, aligned operands, too
+        native = _copying(call.op, native, None)  # torch's 8-bit GEMMs need contiguous, aligned operands, too
     return native if native and is_torch else _copying(call.op, launcher, native)
 
 
 def eager_only(launcher: Function, native: Function) -> Function:
-    """Wrap a launcher that breaks a graph capture: torch's call serves while one is under way."""
+    """Wrap a launcher that breaks graph captures, so that torch serves calls during one."""
     capturing = torch.cuda.is_current_stream_capturing
 
     def eager(*operands: torch.Tensor | None) -> torch.Tensor:
@@ -65,10 +65,10 @@ def eager_only(launcher: Function, native: Function) -> Function:
 
 
 def _copying(op: Op, launcher: Function, native: Function | None) -> Function:
-    """Wrap a launcher so that it gets contiguous, aligned copies of the activations.
+    """Wrap a launcher to copy activations to contiguous, aligned memory.
 
-    *native*, torch's call, serves where a weight would have to be copied at each call. Without it,
-    weights are copied, too.
+    Torch's call *native* serves if a weight would need a copy in each call. Without it, weights
+    are copied, too.
     """
     weights, strided = op.weights if native is not None else (), op.strided
 
@@ -77,7 +77,7 @@ def _copying(op: Op, launcher: Function, native: Function | None) -> Function:
         return operand if operand is None or is_ready(operand, keeps) else duplicate(operand, contiguous=not keeps)
 
     def copied(*operands: torch.Tensor | None) -> torch.Tensor:
-        if not in_memory(operands):  # they share the keys of misaligned operands, and are served without this launcher
+        if not in_memory(operands):  # such operands share the keys of misaligned ones
             raise OperandError("the memory of an operand does not hold its values; pass a copy")
         if native is not None and not all(is_ready(operands[index]) for index in weights if index < len(operands)):
             return native(*operands)

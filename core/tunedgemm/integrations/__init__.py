@@ -1,9 +1,8 @@
 """Menu for packages that are not backends: engines, AITER's function names, executors of the tuner.
 
-It completes `tunedgemm`, `tunedgemm.plugin` and `tunedgemm.tools` by what such a package asks:
-which row serves a shape, what an op in a compiled graph is, how formats are ordered in memory, and
-what tunes on a device.
-A name loads what it needs at its first use: engines import their plugins in every process.
+It completes `tunedgemm`, `tunedgemm.plugin` and `tunedgemm.tools` with row look-up, custom ops in
+compiled graphs, memory orders of formats, and device tuners.
+Names are imported at first use, since engines import their plugins in every process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Convert a model's linear layers, module by module, instead of patching; also for shuffled weights."""
+"""Convert a model's linear layers to tuned ones instead of patching; also shuffles weights."""
 
 from __future__ import annotations
 
@@ -36,22 +36,20 @@ from tunedgemm.shape import Shape
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
-#: Attributes with the scales of an fp8 weight: transformers' and DeepSeek's, and
-#: compressed-tensors'.
+#: Names of the scales of an fp8 weight: transformers' and DeepSeek's, compressed-tensors'.
 _SCALES = ("weight_scale_inv", "weight_scale")
 _BLOCK = 128
 
 
 @attrs.frozen(eq=False)
 class Converted:
-    """The result of `convert`; as a context manager it undoes the conversion at the end of the block.
+    """The result of `convert`; as a context manager it undoes the conversion on exit.
 
     Attributes:
         modules: names of the converted layers.
         shuffled: names of the converted layers with shuffled weights.
-        skipped: names of linear layers that were not converted, or whose weights were not shuffled,
-            with the reasons.
-        bytes_added: memory of the weights that are kept twice.
+        skipped: names of linear layers that were not converted or not shuffled, with the reasons.
+        bytes_added: bytes of additional weight copies.
     """
 
     modules: tuple[str, ...]
@@ -78,10 +76,9 @@ class Converted:
 
 
 def refresh(model: torch.nn.Module) -> None:
-    """Drop the shuffled copies of a model's weights that are kept twice; the next calls make them again.
+    """Drop the shuffled copies of a model's weights; the next calls renew them.
 
-    Needed only after writes that nothing counts: see ``docs/models.md``. It costs nothing where a
-    model has no such weights.
+    Needed only after writes that torch does not count: see ``docs/models.md``.
 
     Args:
         model: a model, converted or not, or a part of one.
@@ -106,26 +103,25 @@ def convert(
 ) -> Converted:
     """Route a model's linear layers through the tables, in place.
 
-    Convert on the device where the model will run, and before torch.compile. ``nn.Linear`` layers
-    keep their state and get another class. fp8 layers are converted if their scales are known: of
-    blocks of 128 x 128, of rows, or of the tensor. Layers with another forward, or with a weight of
-    another type, are skipped and named in the result.
+    Convert on the target device and before torch.compile. ``nn.Linear`` layers keep their state and
+    get another class. fp8 layers are converted if they have 128x128, row-wise or per-tensor scales.
+    Layers with another forward or weight type are skipped and named in the result.
 
     A weight is shuffled only if a backend has kernels for its layout, because torch would unshuffle
-    it at each call. It must belong to one module, and not be trained. Load weights first, because a
-    converted model's state_dict has shuffled ones.
+    it in each call. It must belong to one module and not be trained. Load weights first, because
+    the state_dict of a converted model has shuffled ones.
 
     Args:
         model: a model on the device where it will run.
         shuffle: the layout of `shuffle_weight`, True for (16, 16); False shuffles no weight.
-        keep_plain: keep the plain weight, too, for the calls that it serves better, mostly those of
-            few rows (see `tunedgemm.dispatch.preshuffle`). The shuffled copy follows the plain
-            weight: the first call after a change copies it again. It doubles the memory of such
-            weights: 15 GB more for 8 billion parameters in bf16. Without it shuffled weights serve
-            every call, which slows down decoding at batch 1.
+        keep_plain: also keep the plain weight, for calls that it serves faster, mostly at small M
+            (see `tunedgemm.dispatch.preshuffle`). The shuffled copy is renewed at the first call
+            after a change. It doubles the memory of such weights: 15 GB more for 8 billion
+            parameters in bf16. Without it, shuffled weights serve every call, which slows down
+            decoding at batch 1.
         skip: names of modules to skip, with * and ? as in file names.
-        fp8: whether to convert fp8 layers. Several of torch's operations quantise their
-            activations; a model's fused kernels may be faster.
+        fp8: whether to convert fp8 layers. Their activations are quantised by several torch
+            operations; a model's fused kernels may be faster.
 
     Returns:
         The converted layers, and their undo.
@@ -172,7 +168,7 @@ def convert(
 
 
 def _holders(model: torch.nn.Module) -> dict[int, set[int]]:
-    """Map the memory of parameters and buffers to the modules that hold some of it."""
+    """Map the storages of parameters and buffers to the modules that use them."""
     holders: dict[int, set[int]] = {}
     for module in model.modules():
         for tensor in (*module._parameters.values(), *module._buffers.values()):
@@ -182,7 +178,7 @@ def _holders(model: torch.nn.Module) -> dict[int, set[int]]:
 
 
 def _unfit(module: torch.nn.Linear) -> str:
-    """Return why a layer cannot take our forward, or ""."""
+    """Return why a layer cannot be converted, or ""."""
     if isinstance(module, (TunedLinear, TunedFp8Linear)):
         return "converted already"
     if "forward" in module.__dict__:
@@ -200,7 +196,7 @@ def _unfit(module: torch.nn.Linear) -> str:
 
 
 def _check_shuffled(name: str, module: torch.nn.Linear) -> None:
-    """Raise UserError for a weight that should be shuffled and cannot be."""
+    """Raise UserError for a weight that cannot be shuffled."""
     weight = module.weight
     if _unfit(module) or isinstance(weight, ShuffledWeight):
         return
@@ -237,7 +233,7 @@ def _no_shuffle(module: torch.nn.Linear, layout: str, keep_plain: bool, holders:
 
 
 def _unseen_writes(weight: torch.Tensor, alive: Callable[[], Mapping[int, list[torch.Tensor]]]) -> str:
-    """Return why a copy of a weight could miss a write, or ""."""
+    """Return why a write to a weight could go unnoticed, or ""."""
     if reason := uncounted(weight):
         return reason
     if is_foreign(weight) and type(weight) is not DualLayoutWeight:
@@ -312,7 +308,7 @@ def _fp8_scales(module: torch.nn.Linear) -> tuple[str, bool] | None:
 
 
 def _to_fp8(module: torch.nn.Linear, scale_name: str, blocks: bool, undo: list[Callable[[], None]]) -> None:
-    """Give an fp8 layer our class and that class's attributes."""
+    """Convert an fp8 layer to our class, with its attributes."""
     before = type(module)
     attributes = {"scale_name": scale_name, "blocks": blocks, "untuned": before}
     module.__dict__.update(attributes)

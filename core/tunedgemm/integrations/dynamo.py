@@ -1,8 +1,8 @@
-"""Teach torch's compiler which function to trace in place of one that reads addresses.
+"""Make Dynamo trace another function in place of a hot function.
 
-`trace_instead` marks the function, costs it nothing when it runs, and loads nothing of the
-compiler. It does not change torch either. Actions at the loading of torch's modules wait until
-`watch_loading`, which `patch` and traced graphs call.
+`trace_instead` marks the function without run-time cost, without importing the compiler and
+without changing torch. Actions on the import of torch modules start with `watch_loading`, which
+`patch` and traced graphs call.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 
 from torch._C._dynamo import eval_frame
 
-#: What to do when a module of torch has been loaded.
+#: Module of torch -> actions after its import.
 _awaiting: dict[str, list[Callable[[], None]]] = {}
 
-#: Restores torch's functions while a module of torch is loaded. Modules of the compiler keep the
-#: functions they see. One that saw a routed function would keep it in later, unrouted graphs.
+#: Contexts that restore torch's functions during the import of a torch module: compiler modules
+#: keep references to functions, and would keep routed ones.
 _unrouted: list[Callable[[], contextlib.AbstractContextManager[None]]] = []
 
 
 def trace_instead(function: Any, traced: Callable[..., Any]) -> None:
-    """Have the compiler trace *traced*, which takes the same arguments, wherever *function* is called.
+    """Make Dynamo trace *traced*, with the same signature, in place of *function*.
 
-    The compiler finds both by attributes that it reads of any function.
+    It uses attributes that Dynamo reads from any function.
     """
 
     def framed(*arguments: Any, **named: Any) -> Any:
@@ -41,11 +41,10 @@ def trace_instead(function: Any, traced: Callable[..., Any]) -> None:
 
 
 def run_untraced(function: Any, *, breaks_graph: bool = False) -> None:
-    """Have the compiler run a function, and all that it calls, unchanged where a graph calls it.
+    """Make Dynamo run a function and its callees untraced.
 
     Args:
-        breaks_graph: whether the graph ends at the function; else it is run where another graph
-            break has its caller run.
+        breaks_graph: whether a call breaks the graph.
     """
     strategy = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
     eval_frame.set_code_exec_strategy(function.__code__, strategy)
@@ -55,7 +54,7 @@ def run_untraced(function: Any, *, breaks_graph: bool = False) -> None:
 
 
 def when_loaded(module: str, do: Callable[[], None]) -> None:
-    """Run an action once torch has loaded a module: now, or when `watch_loading` sees it load."""
+    """Run an action once a module of torch is imported: now, or when `watch_loading` sees it."""
     if module in sys.modules:
         do()
     else:
@@ -63,14 +62,14 @@ def when_loaded(module: str, do: Callable[[], None]) -> None:
 
 
 def load_unrouted(unrouted: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
-    """Enter this context around the loading of each module of torch from here on."""
+    """Enter this context around each later import of a torch module."""
     if unrouted not in _unrouted:
         _unrouted.append(unrouted)
     watch_loading()
 
 
 def watch_loading() -> None:
-    """Watch the loading of torch's modules from now on, and run the actions for those already loaded."""
+    """Watch imports of torch modules, and run the actions of those already imported."""
     if _LOADING not in sys.meta_path:
         sys.meta_path.insert(0, _LOADING)
     for module in [module for module in _awaiting if module in sys.modules]:
@@ -92,7 +91,7 @@ def _around(name: str) -> Iterator[None]:
 
 
 class _Loading(importlib.abc.MetaPathFinder):
-    """A finder that finds modules of torch by the other finders, and acts around their loading."""
+    """Import hook that runs the actions around imports of torch modules."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if not fullname.startswith("torch."):

@@ -1,13 +1,13 @@
-"""Put ``torch.ops.tunedgemm.<op>`` into compiled graphs for an op's functions and `tunedgemm.call`.
+"""Custom ops ``torch.ops.tunedgemm.<op>`` for an op's functions in compiled graphs.
 
-Compilers trace the public functions themselves. Inside them they trace an op instead of the hot
-functions, which read addresses. This holds for the default instance: functions of another
-`TunedGemm` run between two graphs.
+Compilers trace through the public functions, and trace the custom op in place of the hot function,
+which reads addresses. This holds for the default instance; functions of another `TunedGemm` break
+the graph.
 
-An op takes the operands, absent ones None; then ``otype``; ``weight_layout``, the layout of
-shuffled weights, which arrive as plain tensors; ``fields``, the other arguments of
-`Dispatcher.call` as JSON; and ``shuffled_scales``, the positions of shuffled scales, which arrive
-as plain tensors, too.
+A custom op takes the operands, absent ones as None; ``otype``; ``weight_layout``, the layout of
+shuffled weights, which are passed as plain tensors; ``fields``, further arguments of
+`Dispatcher.call` as JSON; and ``shuffled_scales``, the positions of shuffled scales, which are
+passed as plain tensors, too.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _is_defined(name: str) -> bool:
 
 
 def _encode_fields(names: tuple[str, ...], values: tuple[Any, ...]) -> str:
-    """Encode fields as text, with members of enumerations as their numbers, which the ops take for them."""
+    """Encode fields as JSON, with enum members as their numbers, which ops accept."""
     fields = dict(zip(names, values, strict=True))
     return json.dumps(fields, default=lambda value: int(getattr(value, "value", value)), sort_keys=True)
 
@@ -102,11 +102,10 @@ _is_defined._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _stand_in(op: Any, operands: tuple[Any, ...], otype: torch.dtype | None, fields: Mapping[str, Any], differentiable: bool) -> Any:
-    """Make the node of a call in a graph that is being traced.
+    """Return the traced result of a call: the custom op's node, or torch's operations.
 
-    Torch's product serves a16w16 without scales where a gradient is needed, or where an export or a
-    transform looks into the graph. Where another call needs a gradient the graph ends, and the
-    function itself runs or raises.
+    For a16w16 without scales, torch's operations replace calls that need a gradient, and all calls
+    under export and transforms. For other ops a needed gradient breaks the graph.
     """
     gradient = torch.is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands)
     layout = "row"
@@ -130,7 +129,7 @@ def _stand_in(op: Any, operands: tuple[Any, ...], otype: torch.dtype | None, fie
 
 
 def torch_fallback(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, otype: torch.dtype | None) -> torch.Tensor:
-    """Compute a16w16 by torch's functions, which have gradients, in the wider dtype where two meet."""
+    """Compute a16w16 by torch's differentiable functions, in the wider dtype of the operands."""
     out = x.dtype if otype is None else otype
     wide = x.dtype if out == x.dtype else torch.promote_types(x.dtype, out)
     if _autocast():
@@ -152,7 +151,7 @@ def _traced_by(name: str, arrange: ArgumentOrder) -> Callable[..., Any]:
 
 
 def _traced_call(op: str, *operands: Any, otype: torch.dtype | None = None, **fields: Any) -> Any:
-    """Stand in for `tunedgemm.call` in a graph that is being traced."""
+    """Replace `tunedgemm.call` under tracing."""
     assert _is_defined(op)
     return _stand_in(getattr(torch.ops.tunedgemm, op).default, operands, otype, fields, op == DEFAULT_OP)
 
@@ -161,14 +160,14 @@ class _OfDefaultInstance:
     """`tunedgemm.dispatch.traced.GraphOps` for the functions of the default instance."""
 
     def add(self, function: Function, dispatcher: Binding, arrange: ArgumentOrder) -> None:
-        """Have compilers trace the op of a function; the compiler keeps that setting for good."""
+        """Make compilers trace the custom op of a function, permanently."""
         has_op = any(dispatcher is used for used in tgemm.dispatchers)
         run_untraced(function, breaks_graph=not has_op)
         if has_op:
             trace_instead(function, _traced_by(dispatcher.op.name, arrange))
 
     def stand_in(self, dispatcher: Binding, call: Call) -> Function | None:
-        """Return the op of a call that is traced by running it, as torch.export does without strict."""
+        """Return the custom op of a call under make_fx tracing, as in non-strict torch.export."""
         if not any(dispatcher is used for used in tgemm.dispatchers):
             return None
         name = call.op.name

@@ -1,4 +1,4 @@
-"""Routing state: the settings of dispatch, torch's functions, and whether engines' plugins route."""
+"""Routing status: settings of dispatch, patched torch functions, and plugins of engines."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Engine:
     Attributes:
         name, distribution: its name, and that of its distribution.
         group: the group of entry points by which it finds plugins.
-        chosen: its variable with a comma list of the plugins to load.
+        chosen: its variable with comma-separated plugins to load.
         variable: the variable that switches our plugin on.
-        off_reason: (switch, version, whether on a CPU) to why the plugin routes nothing, or "".
+        off_reason: (switch, version, is_cpu) -> why the plugin routes nothing, or "".
     """
 
     name: str
@@ -82,10 +82,7 @@ def routing(device: Device, rows: int) -> Section:
 
 
 def answer(engine: Engine, device: Device, rows: int, settings: Settings) -> tuple[Fact, Fault | None]:
-    """Tell whether an engine's plugin would route.
-
-    That it would not is a fault where it is switched on.
-    """
+    """Return whether an engine's plugin would route, with a fault if it is on but would not."""
     version = _version(engine.distribution)
     switch = read_switch(engine.variable)
     if not switch:

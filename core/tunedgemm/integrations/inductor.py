@@ -1,11 +1,9 @@
-"""Offer our product to torch.compile's max-autotune, with ATen's and Triton's, after `offer`.
+"""Offer our GEMM as a choice in torch.compile's max-autotune, after `offer`.
 
-Without `offer` a routed product is one op of the graph that looks at the tables at every call. That
-is better where M varies. Max-autotune chooses once, for the M that the graph is compiled with, and
-keeps the choice for every M.
+Without `offer`, a routed GEMM is a custom op that looks up the tables in every call, which is
+better if M varies: max-autotune chooses once, for the M at compilation, and keeps that choice.
 
-Inductor keeps choices in its caches. After tuning again, make it choose again:
-``TORCHINDUCTOR_FORCE_DISABLE_CACHES=1``.
+Inductor caches choices. After tuning again, set ``TORCHINDUCTOR_FORCE_DISABLE_CACHES=1`` once.
 """
 
 from __future__ import annotations
@@ -41,14 +39,13 @@ _offered = contextlib.ExitStack()
 
 
 def offer(*, external: bool = False) -> None:
-    """Let max-autotune choose between our op, ATen and Triton by time, in graphs compiled from now on.
+    """Let max-autotune choose between our op, ATen and Triton in graphs compiled from now on.
 
-    It covers routed products and calls of `gemm_a16w16`, without scales and with plain weights.
+    It covers routed GEMMs and calls of `gemm_a16w16` without scales and with plain weights.
 
     Args:
-        external: whether products that are not routed get our product as a choice, too (Inductor's
-            ``external_matmul``). Inductor allocates the output, so ours is copied into it: one more
-            pass over it than in a routed product.
+        external: also offer our GEMM for unrouted ones (Inductor's ``external_matmul``), at the
+            cost of a copy into the output that Inductor allocates.
 
     Raises:
         UserError: this torch has no such choices.
@@ -80,7 +77,7 @@ def _without_tag() -> None:
 
 
 def tunedgemm_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    """Compute ``a[M, K] @ b[K, N]`` into *out*, as Inductor calls an external product."""
+    """Compute ``a[M, K] @ b[K, N]`` into *out*, as Inductor's external matmul."""
     out.copy_(tgemm.dispatcher.call(a, b.t(), otype=out.dtype))  # a square b may have any strides
 
 

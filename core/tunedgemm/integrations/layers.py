@@ -45,14 +45,13 @@ class TunedLinear(torch.nn.Linear):
 
 
 class DualLayoutLinear(TunedLinear):
-    """A `TunedLinear` with a plain and a shuffled weight; each call takes the better one.
+    """A `TunedLinear` with a plain and a shuffled weight; each call uses the faster one.
 
-    Graphs of torch.compile and of CUDA, weights that are trained, autocast and functional
-    transforms take the plain weight. A replay of a CUDA graph cannot see that the copy must be made
-    again.
+    torch.compile, CUDA graphs, training, autocast and functional transforms use the plain weight. A
+    CUDA graph replay could not renew the copy.
 
     Attributes:
-        copy_layout: the layout of the copy, which is kept with the weight (`DualLayoutWeight`).
+        copy_layout: the layout of the copy, which `DualLayoutWeight` holds.
     """
 
     copy_layout: str
@@ -90,11 +89,10 @@ class DualLayoutLinear(TunedLinear):
         return out
 
     def renew(self) -> Orders | None:
-        """Return the present weight with a new copy, or without where that must wait.
+        """Return the current weight with a renewed copy, or without one for now.
 
-        Other tensors may have the memory of a parameter that has replaced the layer's. Their writes
-        may not count, so it gets a copy once they are gone. None stands for a weight that is
-        trained, or of another type, such as that of a parametrisation.
+        While other tensors share the memory of a new parameter, their writes may go uncounted, so
+        it gets no copy. Returns None for a trained or parametrised weight.
         """
         weight: Any = self._parameters.get("weight")
         if type(weight) not in (DualLayoutWeight, torch.nn.Parameter) or weight.requires_grad or is_kept_elsewhere(weight):
@@ -120,8 +118,8 @@ class TunedFp8Linear(torch.nn.Linear):
 
     Attributes:
         scale_name: the attribute with the weight's scales.
-        blocks: whether they are scales of 128 x 128 blocks; else one for the tensor, or one a row.
-        untuned: the previous class, whose forward serves calls that need a gradient.
+        blocks: whether they are 128x128 block scales; else per-tensor or row-wise.
+        untuned: the original class, whose forward serves calls that need a gradient.
     """
 
     scale_name: str

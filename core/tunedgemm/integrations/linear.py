@@ -27,14 +27,14 @@ from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled
 Function = Callable[..., Any]
 
 _original = torch.nn.functional.linear
-#: F.linear by its inner name, which torch's own launcher is.
+#: F.linear by its inner name, which patching does not replace.
 _native = torch._C._nn.linear
-#: Autocast of any device. A call first checks that of GPUs alone, which takes half the time.
+#: Autocast of any device; calls first check GPU autocast only, which is twice as fast.
 _autocast = torch._C._is_any_autocast_enabled
 
 
 class _ThreadState(threading.local):
-    """Flags of a thread: inside a launcher, and a routed function was called from there."""
+    """Flags of a thread: inside a launcher, and whether that called a routed function."""
 
     inside = False
     reentered = False
@@ -49,13 +49,13 @@ def _identity(launcher: Function) -> Function:
 
 @attrs.frozen
 class FunctionRoute:
-    """The mapping of calls of one function of torch to calls of a16w16.
+    """Maps calls of a torch function to calls of a16w16.
 
     Attributes:
-        dispatcher: of a16w16.
+        dispatcher: the dispatcher of a16w16.
         original: torch's function.
-        operands: maps its arguments to x, weight and, if present, bias; None for another product.
-        adapted: maps a launcher to a function of its arguments.
+        operands: maps its arguments to (x, weight[, bias]); None if they do not form a16w16.
+        adapted: maps a launcher to a function of torch's arguments.
     """
 
     dispatcher: Dispatcher
@@ -64,13 +64,13 @@ class FunctionRoute:
     adapted: Callable[[Function], Function] = _identity
 
     def first(self, key: tuple[Any, ...], *arguments: Any, failed: tuple[BaseException, Function] | None = None) -> Any:
-        """Serve a call whose key is new, or whose launcher has just *failed*; keep a function for the next.
+        """Serve a cache miss, or a call whose launcher *failed*; cache a function for later calls.
 
         Args:
-            key: the cache key of the call; its first field is whether the operands are dense and
-                have memory.
-            arguments: of torch's function.
-            failed: the exception of the key's launcher, and that launcher.
+            key: the cache key; its first field is whether the operands are contiguous, with
+                storage.
+            arguments: the arguments of torch's function.
+            failed: the exception and the launcher that raised it.
         """
         if _serving.inside:
             _serving.reentered = True
@@ -78,8 +78,8 @@ class FunctionRoute:
         if arguments[0].is_meta or _autocast() or not in_memory(arguments):
             return self.original(*arguments)
         operands = self.operands(*arguments)
-        # A launcher that calls torch's function, but not at its first call, is at the end of the
-        # stack, without room to demote it.
+        # A launcher that calls torch's function only later recurses to the end of the stack, where
+        # it cannot be demoted.
         if operands is None or (failed is not None and isinstance(failed[0], RecursionError)):
             return self._keep_original(key, *arguments)
         cache = self.dispatcher.cache
@@ -110,7 +110,7 @@ class FunctionRoute:
         return self.original(*arguments)
 
     def _lasting_call(self, launcher: Function) -> Function:
-        """Return the function for the calls of a key after its first."""
+        """Return the cached function for later calls of a key."""
         launcher = getattr(launcher, "torch_call", launcher)  # autocast has been checked
         if launcher is _native:
             return self.original
@@ -119,7 +119,7 @@ class FunctionRoute:
 
 
 def _guard_reentry(call: Function, original: Function) -> Function:
-    """Wrap a launcher that calls F.linear or torch.mm, so that it gets torch's own function."""
+    """Wrap a launcher that calls F.linear or torch.mm, so that it gets torch's function."""
 
     def guarded(*arguments: Any) -> Any:
         if _serving.inside:
@@ -158,7 +158,7 @@ def _on_cpu(call: Function, original: Function, is_dense: bool, arguments: int) 
 
 
 def forget_questions(*operands: Any) -> None:
-    """Remove a key's questions from the graph of `torch.fx.symbolic_trace`, whose proxies record them."""
+    """Remove the queries of a key from the graph of `torch.fx.symbolic_trace`."""
     for operand in operands:
         for node in list(getattr(getattr(operand, "node", None), "users", ())):
             if node.op == "call_method" and node.target in ("data_ptr", "is_contiguous") and not node.users:

@@ -1,9 +1,8 @@
-"""Have torch.compile's Inductor call our ops directly, by the function that computes them.
+"""Make Inductor call the implementations of our custom ops directly.
 
-By default Inductor writes ``torch.ops.tunedgemm.<op>.default(…)``, and every call goes through
-torch's dispatcher and back into Python, which takes longer than our own code. A graph that Inductor
-has made needs nothing of the dispatcher: gradients, casts and functional transforms are done.
-Inductor is not loaded for this: the lowering is set when torch loads it.
+By default Inductor generates ``torch.ops.tunedgemm.<op>.default(…)``, whose way through torch's
+dispatcher takes longer than our code. Inductor's graphs need no dispatcher, since gradients, casts
+and transforms are already resolved. The lowering is set when torch imports Inductor.
 """
 
 from __future__ import annotations
@@ -23,9 +22,7 @@ _STRAIGHT = "torch.ops.tunedgemm.{}_straight"
 
 
 def lower_to_direct_call(op: Any, name: str, run: Callable[..., torch.Tensor]) -> None:
-    """Make the code that Inductor writes from now on call *run* for an op.
-
-    It calls *run* as ``torch.ops.tunedgemm.<name>_straight``.
+    """Make later generated code call *run* for an op, as ``torch.ops.tunedgemm.<name>_straight``.
 
     Args:
         op: an op of ``torch.ops.tunedgemm`` with one tensor as output.

@@ -1,4 +1,4 @@
-"""The ops: those that modules of this folder define, and the entry point group ``tunedgemm.ops``."""
+"""Registry of ops: the modules of this folder, and entry points of group ``tunedgemm.ops``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tunedgemm.ops.op import Op
 from tunedgemm.process.plugin_guard import entry_points, load
 
 GROUP = "tunedgemm.ops"
-#: The op of sizes alone, of AITER's ``TunedGemm``, and of questions and files that name none.
+#: The op assumed where none is named: AITER's ``TunedGemm``, files and commands.
 DEFAULT_OP = "a16w16"
 _log = logging.getLogger("tunedgemm")
 _others = threading.local()
@@ -25,8 +25,8 @@ _others = threading.local()
 def ops() -> Mapping[str, Op]:
     """Return all ops by name: those of this folder, then third parties'.
 
-    A broken third-party op is skipped with a warning. One that builds on ours calls this during its
-    import, and gets the ops of this folder.
+    A broken third-party op is skipped with a warning. A third-party op that calls this during its
+    import gets the ops of this folder only.
     """
     by_name: dict[str, Op] = {}
     for module in pkgutil.iter_modules(__path__):
@@ -55,7 +55,7 @@ def op_named(name: str) -> Op:
     """Return the op of this name.
 
     Raises:
-        UnknownOpError: no such op; the message lists the registered ones.
+        UnknownOpError: no such op is registered.
     """
     try:
         return ops()[name]
@@ -65,7 +65,7 @@ def op_named(name: str) -> Op:
 
 @functools.cache
 def functions() -> Mapping[str, Op]:
-    """Return the op of each public function by name; the first op that names a function has it."""
+    """Map each public function's name to its op; the first op that names it wins."""
     by_name: dict[str, Op] = {}
     for op in ops().values():
         for name in op.functions if op.entry is not None else ():

@@ -1,7 +1,7 @@
 """a16w16: ``out[..., N] = x[..., K] @ weight[N, K].T (+ bias[N])`` in 16- or 32-bit floats.
 
-It also takes fp8 with per-tensor scales. AITER's ``gemm_a16w16``; its table is
-``bf16_tuned_gemm.csv``. Accumulation is in float32.
+Also fp8 with per-tensor scales. AITER's ``gemm_a16w16``, with the table ``bf16_tuned_gemm.csv``.
+Accumulation is in float32.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ if TYPE_CHECKING:
     import torch
 
 _OPERANDS = ("x", "weight", "bias?", "scale_a?", "scale_b?", "scale_c?")
-#: Attributes of `TunedGemm`: `gemm_a16w16` with other names of its arguments, those of AITER's
-#: ``TunedGemm.mm`` and ``gemm_a16w16``.
+#: AITER's spellings of `gemm_a16w16` on `TunedGemm`, with their argument names.
 SPELLINGS = {"mm": {"x": "inp", "weight": "weights"}, "gemm_AB": {"x": "A", "weight": "B"}}
 
 
-#: Floats alone: torch multiplies integers on a CPU, and no kernel of a GPU does.
+#: Dtypes of x and weight: floats only, as no GPU kernel multiplies integers without scales.
 _FLOATS = ("bf16", "fp16", "fp32", "fp64", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz")
 _DOMAIN = Domain(_FLOATS, _FLOATS, (*BIAS_DTYPES, "fp64"), ("none", "tensor"), "any")
 
@@ -85,9 +84,9 @@ def _shape_of(
 
 @functools.lru_cache(maxsize=4096)
 def _one_row(n: int, k: int, dtype: torch.dtype, otype: torch.dtype, bias_dtype: torch.dtype | None, scaled: bool, layout: str) -> Shape:
-    """Return the shape of a call with one row.
+    """Return the shape of a call with M = 1, cached.
 
-    Calls of a layer differ only in rows, and validating a new shape is the slowest step.
+    Calls of a layer differ only in M, and validating a new shape is the slowest step of a miss.
     """
     shape = Shape(
         op="a16w16",
@@ -107,7 +106,7 @@ def _one_row(n: int, k: int, dtype: torch.dtype, otype: torch.dtype, bias_dtype:
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """Draw normal x [m, k], weight [n, k], and bias [n] and scales [1] if the shape has them."""
+    """Draw normal x [m, k] and weight [n, k], and the shape's bias [n] and scales [1]."""
     import torch
 
     from tunedgemm.ops.formats.shuffle import shuffle_weight
@@ -155,24 +154,23 @@ def gemm_a16w16(  # noqa: PLR0913, PLR0917 - AITER's arguments, and the weight i
     """Compute ``x[..., K] @ weight[N, K].T (+ bias[N])`` by the solution the tables choose.
 
     Args:
-        x: activations in bf16, fp16, fp32 or fp8, any leading dimensions.
+        x: activations [..., K] in bf16, fp16, fp32 or fp8.
         weight: [N, K], of x's dtype; a [K, N] weight must be passed as
             ``weight.t().contiguous()``.
         bias: [N] or absent.
         otype: dtype of the output; that of x if absent.
-        scale_a, scale_b, scale_c: one-element factors of x, weight and the output, float32 as a
-            rule; 1 where absent.
-        shuffled_weight: the weight's values by `shuffle_weight`, for the calls that this order
-            serves better: by the rows of both, without rows from
-            `preshuffle.PRESHUFFLE_M_THRESHOLD` rows of x on. A model that keeps both holds N *
-            K elements twice. Compiled graphs take the plain one.
+        scale_a, scale_b, scale_c: one-element scales of x, weight and the output, usually
+            float32; 1 if absent.
+        shuffled_weight: a copy of the weight by `shuffle_weight`, used where it is faster: by
+            the table rows of both, or without rows for M of at least
+            `preshuffle.PRESHUFFLE_M_THRESHOLD`. Compiled graphs use the plain weight.
 
     Returns:
         A new tensor [..., N].
 
     Raises:
-        OperandError: shapes, dtypes or devices that do not fit each other, or a square weight
-            that is a transposed view.
+        OperandError: mismatched shapes, dtypes or devices, or a square weight that is a
+            transposed view.
     """
     if shuffled_weight is not None:
         weight = serving.preferred(x, weight, shuffled_weight, bias, scale_a, scale_b, scale_c, otype=otype)
@@ -207,7 +205,7 @@ op = Op(
     fake=fake,
     problem=_DOMAIN.problem,
     unbiased=lambda shape: unbiased(shape) if shape.scale == "none" else None,
-    # torch's call is close to the best: on an H200, 9 of 60 rows of an H100 lost, by up to 17 %.
+    # torch is close to the best: on an H200, 9 of 60 rows tuned on an H100 lost, by up to 17 %.
     serves_alike=False,
     functions=("gemm_a16w16",),
     entry=_entry,

@@ -1,10 +1,10 @@
 """a16w4_blockscale: ``out[..., N] = x[..., K] @ weight[N, K].T (+ bias[N])``, weight in mxfp4.
 
-Activations have 16 bits. The function has the name of AITER's ``gemm_a16wfp4``, which quantises x
-to mxfp4 first; here x stays in 16 bits. AITER has no table of it:
-``a16w4_blockscale_tuned_gemm.csv`` is ours. The weight is [N, K/2], the even element in the low
-nibble. Its e8m0 scales, one for each 32 of K, are row-major [N, K/32], or AITER's shuffled ones:
-[ceil256(N), ceil8(K/32)]. Accumulation is in float32.
+Activations have 16 bits. AITER's ``gemm_a16wfp4`` quantises x to mxfp4 first; here x stays in 16
+bits. The table ``a16w4_blockscale_tuned_gemm.csv`` is ours, as AITER has none. The weight is
+[N, K/2], the even element in the low nibble. Its e8m0 scales, one per 32 elements of K, are
+row-major [N, K/32] or in AITER's shuffled order [ceil256(N), ceil8(K/32)]. Accumulation is in
+float32.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 NAME = "a16w4_blockscale"
 _OPERANDS = ("x", "weight", "w_scale", "bias?")
-#: Of the activations; the first is that of rows that do not tell.
+#: Dtypes of the activations; the first is the default of rows without one.
 _DTYPES = ("bf16", "fp16")
 
 
 _SCHEMA = Schema(
     {"op": NAME, "scale": "block"},
-    key=(*MNK, Dtype("x_dtype", "dtype", _DTYPES[0], allowed=_DTYPES)),  # not "dtype": a file with that column is a16w16's
+    key=(*MNK, Dtype("x_dtype", "dtype", _DTYPES[0], allowed=_DTYPES)),  # not "dtype", which marks files of a16w16
     own=(Column("layout", "layout", "row"), *scaled_fp4.OWN),
 )
 _example = quantised.example_of(_SCHEMA)
@@ -59,7 +59,7 @@ def _shape_of(
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """Draw normal x [m, k], a quantised weight [n, k/2] with its e8m0 scales, and bias [n] if asked."""
+    """Draw normal x [m, k], quantised weight [n, k/2] with e8m0 scales, and the shape's bias [n]."""
     import torch
 
     generator = torch.Generator(device).manual_seed(seed)
@@ -90,25 +90,23 @@ def gemm_a16wfp4(  # noqa: PLR0913, PLR0917 - AITER's arguments
     """Compute ``x[..., K] @ w[N, K].T (+ bias)`` by the solution that the tables choose.
 
     Args:
-        x: activations in bf16 or fp16, any leading dimensions (M rows in all); AITER rounds
-            them to mxfp4 first, this does not.
+        x: activations [..., K] in bf16 or fp16; unlike in AITER, not quantised to mxfp4.
         w: [N, K/2], mxfp4: float4_e2m1fn_x2 or uint8, the even element in the low nibble.
         w_scales: float8_e8m0fnu or uint8, row-major [N, K/32], or shuffled by `shuffle_scale`:
             [ceil256(N), ceil8(K/32)].
-        atomic_add, config: accepted as AITER does and not used: the table decides how K is
-            split, and by which kernel.
-        dtype: of the output: bf16, fp16 or fp32; None for that of x.
-        y: only None: the output is always new.
+        atomic_add, config: ignored; the table decides the kernel and the split of K.
+        dtype: output dtype: bf16, fp16 or fp32; None for that of x.
+        y: must be None; the output is always a new tensor.
         bias: [N] or [1, N] in bf16, fp16 or fp32, or absent.
         bpreshuffle: whether w is shuffled, by `shuffle_weight` or `as_shuffled`.
-        scale_order: ``aiter32x8`` for shuffled scales, ``row`` for row-major ones; None: as
-            their type or sizes tell.
+        scale_order: ``aiter32x8`` for shuffled scales, ``row`` for row-major ones; None to
+            infer it from their type or sizes.
 
     Returns:
         A new tensor [..., N].
 
     Raises:
-        OperandError: shapes, dtypes, layouts or devices that do not fit each other, or a *y*.
+        OperandError: mismatched shapes, dtypes, layouts or devices, or *y* is given.
     """
     del atomic_add, config
     if y is not None:
@@ -141,7 +139,7 @@ op = quantised.product_op(
         _example(16, 512, 1024, x_dtype="fp16", outdtype="fp16"),
         _example(33, 130, 96),  # ragged in all three
         _example(5, 96, 32, bias="True", outdtype="fp32"),  # one scale a row
-        _example(3, 257, 320, layout="row", bias="True"),  # more rows than one tile of shuffled scales would have, and an odd N
+        _example(3, 257, 320, layout="row", bias="True"),  # odd N, more rows than one tile of shuffled scales
         _example(7, 272, 320, layout="aiter16x16"),  # K/32 is not divisible by 8
         _example(33, 272, 64, layout="aiter16x16", bias="True"),  # the least K of the layout
         _example(24, 320, 640, x_dtype="fp16", bias="True"),

@@ -1,11 +1,11 @@
 """a4w4_blockscale: ``out[..., N] = x[..., K] @ weight[N, K].T (+ bias[N])`` in mxfp4.
 
-Two e2m1 values share a byte, and each 32 elements of K have an e8m0 scale. AITER's ``gemm_a4w4``;
-its table is ``a4w4_blockscale_tuned_gemm.csv``. K counts elements, so the operands are [..., K/2]
-and [N, K/2], the even element in the low nibble. AITER's scales are shuffled
-(`tunedgemm.ops.formats.scales.shuffle_scale`): [ceil256(M), ceil8(K/32)] and
-[ceil256(N), ceil8(K/32)]. Row-major ones are [M, K/32] and [N, K/32]. The order is a field of the
-shape (`tunedgemm.ops.scale_order`). Accumulation is in float32.
+AITER's ``gemm_a4w4``, with the table ``a4w4_blockscale_tuned_gemm.csv``. A byte holds two e2m1
+values, the even element in the low nibble: the operands are [..., K/2] and [N, K/2]. Each 32
+elements of K have an e8m0 scale: row-major [M, K/32] and [N, K/32], or in AITER's shuffled order
+(`tunedgemm.ops.formats.scales.shuffle_scale`) [ceil256(M), ceil8(K/32)] and
+[ceil256(N), ceil8(K/32)]. The order is a field of the shape (`tunedgemm.ops.scale_order`).
+Accumulation is in float32.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OPERANDS = ("x", "weight", "x_scale", "w_scale", "bias?")
 
 
 def _usual_layout(shape: Shape) -> str:
-    """Return the layout of AITER's rows: shuffled weights, plain ones where N or K do not fit."""
+    """Return the default layout of AITER's rows: shuffled, or plain if N or K do not divide."""
     return scaled_fp4.SHUFFLED if not misfit(scaled_fp4.SHUFFLED, (shape.n, shape.k), scaled_fp4.FP4[0]) else "row"
 
 
@@ -62,7 +62,7 @@ def _shape_of(
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """Draw normal x [m, k/2] and weight [n, k/2], quantised, with e8m0 scales, and bias [n] if asked."""
+    """Draw quantised x [m, k/2] and weight [n, k/2] with e8m0 scales, and the shape's bias [n]."""
     import torch
 
     from tunedgemm.ops.formats.mxfp4 import per_1x32_f4_quant
@@ -121,20 +121,19 @@ def gemm_a4w4(  # noqa: PLR0913, PLR0917 - AITER's arguments
         A_scale, B_scale: float8_e8m0fnu or uint8, shuffled by `shuffle_scale`: [ceil256(M),
             ceil8(K/32)] and [ceil256(N), ceil8(K/32)]; or row-major: [M, K/32] and [N, K/32].
         bias: [N] or [1, N] in bf16, fp16 or fp32, or absent.
-        dtype: of the output: bf16, fp16 or fp32; None for bf16.
-        alpha, beta: only 1 and 0.
+        dtype: output dtype: bf16, fp16 or fp32; None for bf16.
+        alpha, beta: must be 1 and 0.
         bpreshuffle: whether B is shuffled, by `shuffle_weight` or `as_shuffled`.
-        apreshuffle: only False.
-        global_A_scale, global_B_scale: only None: they belong to nvfp4.
-        scale_order: ``aiter32x8`` for shuffled scales, ``row`` for row-major ones; None: as
-            their type or sizes tell.
+        apreshuffle: must be False.
+        global_A_scale, global_B_scale: must be None; they are for nvfp4.
+        scale_order: ``aiter32x8`` for shuffled scales, ``row`` for row-major ones; None to
+            infer it from their type or sizes.
 
     Returns:
         A new tensor [..., N].
 
     Raises:
-        OperandError: shapes, dtypes, layouts or devices that do not fit each other, or an
-            argument of another value than it may have.
+        OperandError: mismatched shapes, dtypes, layouts or devices, or an unsupported argument.
     """
     if alpha not in (1.0, None) or beta not in (0.0, None):
         raise OperandError(f"{NAME}: alpha and beta are only taken as 1 and 0 (got alpha={alpha}, beta={beta}); scale the output")

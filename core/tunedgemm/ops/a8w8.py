@@ -1,14 +1,14 @@
-"""The products with scales by row or tensor: ``out = (x @ weight.T) * x_scale * w_scale (+ bias)``.
+"""8-bit GEMM with row-wise or per-tensor scales: ``(x @ weight.T) * x_scale * w_scale (+ bias)``.
 
-``a8w8`` has a plain weight [N, K] in int8 or fp8. It is AITER's ``gemm_a8w8``, and its table is
-``a8w8_tuned_gemm.csv``. ``a8w8_bpreshuffle`` has a shuffled weight. It is AITER's
-``gemm_a8w8_bpreshuffle`` (fp8) and ``gemm_a8w8_ASM`` (int8), and its table is
-``a8w8_bpreshuffle_tuned_gemm.csv``. Here the bias is optional with either dtype. Both functions
-read a weight in layout (16, 16). AITER's tuner and tests do too, and so do its int8 kernels when an
-emulator runs their instructions. The comments at ``gemm_a8w8_ASM`` say (32, 16).
+``a8w8`` has a plain weight [N, K] in int8 or fp8: AITER's ``gemm_a8w8``, with the table
+``a8w8_tuned_gemm.csv``. ``a8w8_bpreshuffle`` has a shuffled weight: AITER's
+``gemm_a8w8_bpreshuffle`` (fp8) and ``gemm_a8w8_ASM`` (int8), with the table
+``a8w8_bpreshuffle_tuned_gemm.csv``. Here the bias is optional with either dtype. Both kernels read
+layout (16, 16), as AITER's tuner, tests and emulated int8 kernels do; the comments at
+``gemm_a8w8_ASM`` say (32, 16).
 
-Scales are float32, one a row of x and of the weight, or one each. Accumulation is in int32 or
-float32.
+Scales are float32, one per row of x and of the weight, or one per tensor. Accumulation is in int32
+or float32.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ if TYPE_CHECKING:
 _DTYPES = ("int8", *quantised.FP8)
 _OPERANDS = ("x", "weight", "x_scale", "w_scale", "bias?")
 
-#: Kinds of scales; the first is that of AITER's rows.
+#: Scale granularities; the first is the default of AITER's rows.
 _KINDS = ("row", "tensor")
 _FLOAT32 = ("fp32",)
-#: Columns of K whose size `make_inputs` varies together.
+#: Columns of K whose magnitude `make_inputs` varies together.
 _GROUP = 128
 
 
 def _kind_of(m: int, n: int, kind: str) -> str:
-    """Return the kind of scales; one value for one row is AITER's kind, whatever it is called."""
+    """Return the scale granularity; for M = N = 1 both are the same, named ``row``."""
     return _KINDS[0] if m == n == 1 else kind
 
 
 def _canonical(shape: Shape) -> Shape:
-    """Return a shape with the kind of scales that calls of its sizes have."""
+    """Return a shape with the scale granularity that calls of its sizes have."""
     return shape if shape.scale == (kind := _kind_of(shape.m, shape.n, shape.scale)) else attrs.evolve(shape, scale=kind)
 
 
 def _schema(op: str, default: str, layouts: tuple[Column, ...] = ()) -> Schema:
-    """Return the columns of *op*, whose rows have the dtype *default* where they name none.
+    """Return the schema of *op*, whose rows have dtype *default* if they name none.
 
-    *layouts* is the column of shuffled weights' layout; without one, weights are plain.
+    *layouts* is the column of shuffled layouts; without it, weights are plain.
     """
     return Schema(
         {"op": op},
@@ -67,7 +67,7 @@ def _schema(op: str, default: str, layouts: tuple[Column, ...] = ()) -> Schema:
 def _shaper(op: str, layout_of: Callable[[torch.Tensor], str]) -> Callable[..., Shape]:
     """Make `Op.shape_of`.
 
-    *layout_of* gives the layout of a weight that the op takes, and raises OperandError for another.
+    *layout_of* returns the layout of a supported weight, and raises OperandError for another.
     """
 
     def shape_of(
@@ -79,7 +79,7 @@ def _shaper(op: str, layout_of: Callable[[torch.Tensor], str]) -> Callable[..., 
         *,
         otype: torch.dtype | None = None,
     ) -> Shape:
-        """Return the shape of a call; raises OperandError for operands that do not fit each other."""
+        """Return the shape of a call; raise OperandError for mismatched operands."""
         layout = layout_of(weight)
         quantised.check_matrices(op, x, weight)
         dtype = quantised.check_dtypes(op, x, weight, _DTYPES)
@@ -102,9 +102,9 @@ def _shaper(op: str, layout_of: Callable[[torch.Tensor], str]) -> Callable[..., 
 
 
 def _kind(op: str, x: torch.Tensor, n: int, x_scale: torch.Tensor, w_scale: torch.Tensor) -> str:
-    """Return ``tensor`` for one value each, ``row`` for one value a row, also where there is one row.
+    """Return ``tensor`` for one scale each, ``row`` for one scale per row, also with one row.
 
-    Raises OperandError for any other scales.
+    Raises OperandError for other scales.
     """
     m = quantised.rows_of(x)
     for name, scale in (("x_scale", x_scale), ("w_scale", w_scale)):
@@ -133,7 +133,7 @@ def _kind(op: str, x: torch.Tensor, n: int, x_scale: torch.Tensor, w_scale: torc
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """Draw normal x [m, k] and weight [n, k], quantised, their scales, and bias [n] if asked.
+    """Draw quantised x [m, k] and weight [n, k], their scales, and the shape's bias [n].
 
     Scales are [m, 1] and [n, 1], or [1] each.
     """
@@ -179,13 +179,13 @@ def gemm_a8w8(
     """Compute ``(XQ[..., K] @ WQ[N, K].T) * x_scale * w_scale (+ bias)`` by the tables' solution.
 
     Args:
-        XQ, WQ: activations, any leading dimensions (M rows in all), and weight: both int8 or
-            both of one fp8 e4m3.
+        XQ, WQ: activations [..., K] (M rows in all) and weight [N, K], both int8 or both of one
+            fp8 e4m3 dtype.
         x_scale, w_scale: float32: M values as [M], [M, 1] or [..., 1] and N values as [N],
             [N, 1] or [1, N]; or one value each.
         bias: [N] or [1, N] in bf16, fp16 or fp32, or absent.
         dtype: of the output: bf16, fp16 or fp32; None for bf16.
-        splitK: accepted as AITER does and not used: the table decides.
+        splitK: ignored; the table decides.
 
     Returns:
         A new tensor [..., N].
@@ -209,14 +209,14 @@ def gemm_a8w8_bpreshuffle(
     """Compute ``(XQ[..., K] @ WQ[N, K].T) * x_scale * w_scale (+ bias)`` of a shuffled weight.
 
     Args:
-        XQ: activations, int8 or fp8 e4m3, any leading dimensions (M rows in all).
-        WQ: of the same dtype, as `shuffle_weight` or `as_shuffled` gives it; AITER's kernels
-            want (16, 16).
+        XQ: activations [..., K] (M rows in all) in int8 or fp8 e4m3.
+        WQ: [N, K] of the same dtype, from `shuffle_weight` or `as_shuffled`; AITER's kernels
+            need layout (16, 16).
         x_scale, w_scale: float32: M values as [M], [M, 1] or [..., 1] and N values as [N], [N,
             1] or [1, N]; or one value each.
         bias: [N] or [1, N] in bf16, fp16 or fp32, or absent.
         dtype: of the output: bf16, fp16 or fp32; None for bf16.
-        check: accepted as AITER does and not used: operands are always checked.
+        check: ignored; operands are always checked.
 
     Returns:
         A new tensor [..., N].
@@ -258,7 +258,7 @@ a8w8 = _op(
     examples=lambda: (
         _plain(1, 1280, 4096),  # decoding one token
         _plain(127, 256, 512, **_FN),  # a prime M
-        _plain(33, 130, 99),  # ragged in all three: rows that are not 16-byte aligned
+        _plain(33, 130, 99),  # ragged in all three: rows not 16-byte aligned
         _plain(5, 96, 72, **_FN),
         _plain(64, 384, 256, bias="True"),
         _plain(16, 512, 1024, scale="tensor", **_FN),
@@ -266,7 +266,7 @@ a8w8 = _op(
         _plain(24, 320, 640, bias="True", outdtype="fp16", **_FN),
         _plain(32, 16, 2048, outdtype="fp32", **_FN),  # the narrowest N
         _plain(8, 128, 256, **_FNUZ),
-        _plain(1, 1, 64, outdtype="fp32"),  # one row each: scales that could be the whole tensor's
+        _plain(1, 1, 64, outdtype="fp32"),  # one row each: row-wise and per-tensor scales agree
         _plain(0, 256, 512, **_FN),  # an empty batch
     ),
     large=lambda: (
@@ -286,7 +286,7 @@ a8w8_bpreshuffle = _op(
     examples=lambda: (
         _shuffled(1, 1280, 4096),  # decoding one token
         _shuffled(127, 256, 512, **_INT8),  # a prime M
-        _shuffled(33, 144, 96),  # N and K: multiples of what the layout needs and of no tile
+        _shuffled(33, 144, 96),  # N and K divide by the layout's blocks and by no tile
         _shuffled(5, 96, 32, **_INT8),  # the least K
         _shuffled(64, 384, 256, bias="True", **_INT8),
         _shuffled(16, 512, 1024, scale="tensor"),

@@ -1,17 +1,17 @@
-"""The products with block scales: ``out[..., N] = x[..., K] @ weight[N, K].T`` in fp8.
+"""fp8 GEMM with block scales: ``out[..., N] = x[..., K] @ weight[N, K].T``.
 
-Each 1x128 of x and each 128x128 of the weight has a float32 scale. N and K need not be multiples of
-128: the last blocks are smaller. Accumulation is in float32.
+Each 1x128 block of x and each 128x128 block of the weight has a float32 scale. N and K need not be
+multiples of 128: the last blocks are smaller. Accumulation is in float32.
 
-``a8w8_blockscale`` has a plain weight. It is AITER's ``gemm_a8w8_blockscale``, and its table is
-``a8w8_blockscale_tuned_gemm.csv``. The scales of x may be M-major instead of row-major, which is a
-field of the shape (`tunedgemm.ops.scale_order`).
+``a8w8_blockscale`` has a plain weight: AITER's ``gemm_a8w8_blockscale``, with the table
+``a8w8_blockscale_tuned_gemm.csv``. The scales of x are row-major or M-major, a field of the shape
+(`tunedgemm.ops.scale_order`).
 
-``a8w8_blockscale_bpreshuffle`` has a shuffled weight and transposed scales of x. It is AITER's
-``gemm_a8w8_blockscale_bpreshuffle``, and its table is
-``a8w8_blockscale_bpreshuffle_tuned_gemm.csv``. ``x_scale`` has the shape [M, ceil(K/128)] and is
-contiguous, but its memory holds the transpose, [ceil(K/128), M] row by row. `transposed_scale`
-makes it (AITER's quantisation with ``transpose_scale=True``).
+``a8w8_blockscale_bpreshuffle`` has a shuffled weight and transposed scales of x: AITER's
+``gemm_a8w8_blockscale_bpreshuffle``, with the table
+``a8w8_blockscale_bpreshuffle_tuned_gemm.csv``. ``x_scale`` is a contiguous [M, ceil(K/128)] tensor
+whose memory holds the transpose, row-major [ceil(K/128), M]. `transposed_scale` makes it, as does
+AITER's quantisation with ``transpose_scale=True``.
 """
 
 from __future__ import annotations
@@ -59,10 +59,7 @@ _plain, _shuffled = quantised.example_of(_PLAIN), quantised.example_of(_SHUFFLED
 
 
 def _blocks_shape(op: str, layout: str, operands: tuple[torch.Tensor, ...], otype: torch.dtype | None) -> Shape:
-    """Return the shape of a call whose weight has that layout.
-
-    Raises OperandError for operands that do not fit each other.
-    """
+    """Return the shape of a call with this layout; raise OperandError for mismatched operands."""
     x, weight, x_scale, w_scale = operands
     quantised.check_matrices(op, x, weight)
     dtype = quantised.check_dtypes(op, x, weight, quantised.FP8)
@@ -74,10 +71,10 @@ def _blocks_shape(op: str, layout: str, operands: tuple[torch.Tensor, ...], otyp
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[torch.Tensor, ...]:
-    """Draw x [m, k] and weight [n, k] quantised, with x_scale and w_scale.
+    """Draw quantised x [m, k] and weight [n, k], with x_scale and w_scale.
 
-    x_scale is [m, ceil(k/128)] in the shape's order, with NaN in the padding of a padded one; for a
-    shuffled weight its memory is transposed. w_scale is [ceil(n/128), ceil(k/128)].
+    x_scale [m, ceil(k/128)] is in the shape's order, with NaN in any padding; for a shuffled weight
+    its memory is transposed. w_scale is [ceil(n/128), ceil(k/128)].
     """
     import torch
 
@@ -94,7 +91,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[torch.T
 
 
 def in_order(x_scale: torch.Tensor, shape: Shape) -> torch.Tensor:
-    """Copy scales [m, ceil(k/128)] to a shape's order, with NaN in its padding; row-major ones stay."""
+    """Copy row-major scales [m, ceil(k/128)] to the shape's order, with NaN in its padding."""
     if scale_order(shape) == ROW:
         return x_scale
     memory = x_scale.new_full((blocks(shape.k), scale_strides(shape)[1]), math.nan)
@@ -133,7 +130,7 @@ def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, .
 
 
 def _equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
-    """Return the shape and its form in AITER's key, both for each order of x's scales that may serve it."""
+    """Return the shape and its form in AITER's key, for each scale order whose rows may serve it."""
     if (orders := equivalent_orders(shape)) == (ROW,):
         return _PLAIN.equivalent_shapes(shape)
     by_order, plain = [with_order(shape, order) for order in orders], _PLAIN.plain(shape)
@@ -153,14 +150,14 @@ def gemm_a8w8_blockscale(
     """Compute ``XQ[..., K] @ WQ[N, K].T`` with block scales by the solution the tables choose.
 
     Args:
-        XQ, WQ: activations, any leading dimensions (M rows in all), and weight, both of one fp8
-            e4m3.
-        x_scale: float32 [M, ceil(K/128)], or with the leading dimensions of XQ. Row-major,
-            M-major (strides (1, M)), or M-major with each column padded to 16 bytes (strides
-            (1, 4 * ceil(M/4))); none is copied.
+        XQ, WQ: activations [..., K] (M rows in all) and weight [N, K], both of one fp8 e4m3
+            dtype.
+        x_scale: float32 [M, ceil(K/128)] or [..., ceil(K/128)]: row-major, M-major (strides
+            (1, M)), or M-major with columns padded to 16 bytes (strides (1, 4 * ceil(M/4))).
         w_scale: float32 [ceil(N/128), ceil(K/128)].
         dtype: of the output: bf16, fp16 or fp32; None for bf16.
-        isBpreshuffled: only False; `gemm_a8w8_blockscale_bpreshuffle` takes shuffled weights.
+        isBpreshuffled: must be False; for shuffled weights call
+            `gemm_a8w8_blockscale_bpreshuffle`.
 
     Returns:
         A new tensor [..., N].
@@ -197,26 +194,25 @@ def gemm_a8w8_blockscale_bpreshuffle(
     """Compute ``XQ[..., K] @ WQ[N, K].T`` of fp8 operands with block scales and a shuffled weight.
 
     Args:
-        XQ: activations in fp8 e4m3, any leading dimensions (M rows in all).
-        WQ: of the same dtype, as `shuffle_weight` or `as_shuffled` gives it; AITER's kernels
-            want (16, 16).
-        x_scale: float32 [M, ceil(K/128)], its memory holding the transpose: contiguous, as
-            `transposed_scale` gives it, or with the strides (1, M).
+        XQ: activations [..., K] (M rows in all) in fp8 e4m3.
+        WQ: [N, K] of the same dtype, from `shuffle_weight` or `as_shuffled`; AITER's kernels
+            need layout (16, 16).
+        x_scale: float32 [M, ceil(K/128)] with transposed memory: contiguous, from
+            `transposed_scale`, or with strides (1, M).
         w_scale: float32 [ceil(N/128), ceil(K/128)].
         dtype: of the output: bf16, fp16 or fp32; None for bf16.
-        out: only None: the output is always new.
+        out: must be None; the output is always a new tensor.
 
     Returns:
         A new tensor [..., N].
 
     Raises:
-        OperandError: shapes, dtypes, layouts or devices that do not fit each other, or an
-            *out*.
+        OperandError: mismatched shapes, dtypes, layouts or devices, or *out* is given.
     """
     if out is not None:
         raise OperandError("a8w8_blockscale_bpreshuffle: out is not taken, the output is a new tensor; call out.copy_(…) with it")
     if isinstance(x_scale, torch.Tensor) and not x_scale.is_contiguous() and x_scale.dim() == 2 and x_scale.t().is_contiguous():
-        x_scale = x_scale.t().view(x_scale.shape)  # the strides (1, M) say what the memory is
+        x_scale = x_scale.t().view(x_scale.shape)  # its memory is that of a transposed scale
     return hot(XQ, WQ, x_scale, w_scale, dtype)
 
 
@@ -263,7 +259,7 @@ a8w8_blockscale = _op(
         _plain(16, 256, 384),
         _plain(33, 130, 72),  # ragged in all three: one short block of K, two blocks of N
         _plain(5, 576, 200),  # tails in N (DeepSeek's kv_a projection) and K
-        _plain(17, 96, 99),  # an odd K: rows that are not 16-byte aligned
+        _plain(17, 96, 99),  # an odd K: rows not 16-byte aligned
         _plain(32, 16, 2048),  # the narrowest N
         _plain(8, 256, 1024, outdtype="fp32"),
         _plain(24, 320, 640, outdtype="fp16"),
@@ -273,7 +269,7 @@ a8w8_blockscale = _op(
         _plain(127, 136, 384, scale_order=M_MAJOR),  # a prime M
         _plain(3, 576, 200, scale_order=M_MAJOR),  # tails in N and K
         _plain(59, 256, 512, scale_order=M_MAJOR_PADDED),  # a prime M
-        _plain(1, 1280, 1024, scale_order=M_MAJOR_PADDED),  # a scale in each 16 bytes
+        _plain(1, 1280, 1024, scale_order=M_MAJOR_PADDED),  # one scale per 16 bytes
         _plain(3, 130, 328, scale_order=M_MAJOR_PADDED),  # ragged in all three
         _plain(34, 320, 640, outdtype="fp32", scale_order=M_MAJOR_PADDED),
     ),

@@ -1,9 +1,9 @@
-"""The batched products: ``out[B, M, N] = x[B, M, K] @ weight[B, N, K].mT (+ bias[B, N])``.
+"""Batched GEMM: ``out[B, M, N] = x[B, M, K] @ weight[B, N, K].mT (+ bias[B, N])``.
 
-``batched_bf16`` multiplies bf16 or fp16. ``batched_a8w8`` multiplies int8 or fp8, with a float32
-scale for each row of x and of the weight of each batch. They are AITER's ``batched_gemm_bf16`` and
-``batched_gemm_a8w8``, with the tables ``bf16_tuned_batched_gemm.csv`` and
-``a8w8_tuned_batched_gemm.csv``. Accumulation is in int32 or float32.
+``batched_bf16`` takes bf16 or fp16: AITER's ``batched_gemm_bf16``, with the table
+``bf16_tuned_batched_gemm.csv``. ``batched_a8w8`` takes int8 or fp8 with row-wise float32 scales:
+AITER's ``batched_gemm_a8w8``, with the table ``a8w8_tuned_batched_gemm.csv``. Accumulation is in
+int32 or float32.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _PLAIN = ("x", "weight", "bias?")
 _SCALED = ("x", "weight", "x_scale", "w_scale", "bias?")
-#: Of both operands; the first is that of AITER's rows.
+#: Dtypes of x and weight by op; the first is the default of AITER's rows.
 _DTYPES = {"batched_a8w8": ("int8", *quantised.FP8), "batched_bf16": ("bf16", "fp16")}
 
 
@@ -71,10 +71,7 @@ def _shape(
 
 
 def _check_operands(op: str, dtypes: tuple[str, ...], x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int, int, int, str]:
-    """Return (B, M, N, K, dtype) of x [B, M, K] and weight [B, N, K].
-
-    Raises OperandError where they do not fit each other.
-    """
+    """Return (B, M, N, K, dtype) of x [B, M, K] and weight [B, N, K]; raise OperandError else."""
     operands = f"x {quantised.describe(x)}, weight {quantised.describe(weight)}"
     plain_layout(op, weight)
     if x.dim() != 3 or weight.dim() != 3:
@@ -94,9 +91,9 @@ def _check_operands(op: str, dtypes: tuple[str, ...], x: torch.Tensor, weight: t
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """Draw normal x [B, m, k], weight [B, n, k] and, if the shape has one, bias [B, n].
+    """Draw normal x [B, m, k], weight [B, n, k] and the shape's bias [B, n].
 
-    Those of batched_a8w8 are quantised by row, with scales [B, m, 1] and [B, n, 1].
+    For batched_a8w8, x and weight are quantised row-wise, with scales [B, m, 1] and [B, n, 1].
     """
     import torch
 
@@ -107,7 +104,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
     def draw(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.randn(batches, *sizes, generator=generator, device=device, dtype=dtype)
 
-    def uneven(rows: int) -> torch.Tensor:  # a scale of another row shows
+    def uneven(rows: int) -> torch.Tensor:  # so that a wrong row's scale is detected
         return 2 ** -torch.rand(batches, rows, 1, generator=generator, device=device)
 
     bias_dtype = torch_dtype(shape.bias_dtype) if shape.bias else None

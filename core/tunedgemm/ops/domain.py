@@ -1,6 +1,6 @@
-"""Domain: the shapes that calls of an op can ask for. Imports no torch.
+"""Domain: the shapes that calls of an op can have. Imports no torch.
 
-A row of any other shape would be tuned for nothing, so it is refused where it is read.
+A row of another shape could never be looked up, so reading it is an error.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import attrs
 from tunedgemm.ops.layout import misfit
 from tunedgemm.shape import Shape
 
-#: Most bytes of a call's operands and output, 16 TiB: more than the memory of any device.
+#: Most bytes of a call's operands and output: 16 TiB, more than any device's memory.
 MOST_BYTES = 1 << 44
-#: Elements of a product without further fields that take fewer bytes for certain.
+#: Elements that certainly take fewer bytes, for a quick check of shapes without further fields.
 _FEW = MOST_BYTES >> 5
 
 
 def size_problem(shape: Shape, bytes_moved: Callable[[Shape], int]) -> str:
-    """Return why no call has the sizes of a shape, or ""; M = 0 is an empty batch, or any M in a table.
+    """Return why no call can have the sizes of a shape, or ""; M = 0 is valid.
 
     Args:
-        bytes_moved: as `Op.bytes_moved`.
+        bytes_moved: the op's `Op.bytes_moved`.
     """
     m, n, k = shape.m, shape.n, shape.k
     if n < 1 or k < 1:
@@ -35,17 +35,17 @@ def size_problem(shape: Shape, bytes_moved: Callable[[Shape], int]) -> str:
 
 @attrs.frozen
 class Domain:
-    """The values that the fields of an op's shapes may have.
+    """Allowed values of the fields of an op's shapes.
 
     Attributes:
-        dtypes, outdtypes: short texts of the activations' dtypes and the output's.
-        bias_dtypes: those of a bias; empty for an op without one.
-        scales: kinds of scales.
-        layouts: ``row`` for plain weights, ``shuffled``, ``any``, or ``own`` where *further*
-            checks it.
-        weight: short dtype of the weight in memory, "" for that of the activations.
-        extra, optional: names of the further fields that every shape has, and that some have.
-        further: returns why no call has other parts of a shape, or "".
+        dtypes, outdtypes: short names of the dtypes of activations and output.
+        bias_dtypes: short names of bias dtypes; empty for an op without bias.
+        scales: scale granularities.
+        layouts: ``row`` for plain weights, ``shuffled``, ``any``, or ``own`` if *further* checks
+            the layout.
+        weight: short dtype of the weight in memory; "" for that of the activations.
+        extra, optional: names of required and of optional fields of `Shape.extra`.
+        further: returns why the other fields are invalid, or "".
     """
 
     dtypes: tuple[str, ...]
@@ -59,7 +59,7 @@ class Domain:
     further: Callable[[Shape], str] = lambda _: ""
 
     def format_problem(self, shape: Shape) -> str:
-        """Return which dtype or kind of scales no operands have, and what they may have; "" for none."""
+        """Return which dtype or scale granularity is invalid and which are valid; "" if none is."""
         if shape.dtype not in self.dtypes:
             return _wanted("dtype", self.dtypes, shape.dtype)
         if shape.outdtype not in self.outdtypes:
@@ -69,7 +69,7 @@ class Domain:
         return "" if shape.scale in self.scales else _wanted("scale", self.scales, shape.scale)
 
     def problem(self, shape: Shape) -> str:
-        """Return why no operands have a shape: the field, its value and what would fit; "" for none."""
+        """Return which field is invalid, its value and the valid ones; "" for a valid shape."""
         if fault := self.format_problem(shape):
             return fault
         if shape.extra or self.extra:

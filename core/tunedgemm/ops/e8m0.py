@@ -1,7 +1,4 @@
-"""Find the order of a call's e8m0 scales: as stated, by their types, or by their sizes.
-
-Each 32 elements of K share a scale. Imports no torch.
-"""
+"""Infer the memory order of a call's e8m0 scales (one per 32 elements of K). Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,19 +15,19 @@ if TYPE_CHECKING:
 
 
 def shuffled_sizes(rows: int, groups: int) -> tuple[int, int]:
-    """Return the sizes of shuffled e8m0 scales of [rows, groups]."""
+    """Return the padded sizes of e8m0 scales [rows, groups] in shuffled order."""
     high, wide = E8M0_TILE
     return -(-rows // high) * high, -(-groups // wide) * wide
 
 
 @attrs.frozen
 class E8m0Scale:
-    """An e8m0 scale of a call.
+    """An e8m0 scale operand of a call.
 
     Attributes:
-        name: of the operand.
-        scale: the tensor.
-        row, shuffled: the sizes that it may have in each order.
+        name: name of the operand.
+        scale: the tensor; None if absent.
+        row, shuffled: the sizes that are valid in each order.
     """
 
     name: str
@@ -39,14 +36,13 @@ class E8m0Scale:
     shuffled: tuple[tuple[int, ...], ...]
 
     def order(self, op: str, layout: str, stated: str) -> str:
-        """Return the order: as stated, as the type says, or the only one that the sizes fit.
+        """Return the order: as stated, by the type, or the only one with these sizes.
 
-        "" where they fit none, or no scale is there. Where they fit both, scales of a plain weight
-        are row-major.
+        Returns "" if no order has these sizes or the scale is absent. If both have them, scales of
+        a plain weight are row-major.
 
         Raises:
-            OperandError: the type contradicts; or both orders fit scales that lost their type, or
-                those of a shuffled weight.
+            OperandError: the type contradicts *stated*, or the order is ambiguous.
         """
         by_type = getattr(self.scale, FIELD, "")
         if stated and by_type and stated != by_type:
@@ -71,14 +67,14 @@ class E8m0Scale:
 
 
 def e8m0_order(op: str, scales: tuple[E8m0Scale, ...], layout: str, stated: str | None) -> str:
-    """Return the order of all e8m0 scales of a call; "" where their sizes tell none.
+    """Return the common order of a call's e8m0 scales; "" if no order has their sizes.
 
     Args:
-        layout: of the weight.
-        stated: the caller's word for it, None for none.
+        layout: layout of the weight.
+        stated: the caller's ``scale_order``, or None.
 
-    Raises:
-        OperandError: an unknown word, two orders, or none that is certain.
+        Raises:
+        OperandError: *stated* is unknown, or the orders of the scales differ or are ambiguous.
     """
     if stated and stated not in E8M0_ORDERS:
         raise OperandError(f"{op}: scale_order must be {' or '.join(E8M0_ORDERS)} (got {stated!r})")

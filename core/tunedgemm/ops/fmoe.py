@@ -1,8 +1,8 @@
-"""fmoe: fused mixture of experts, a weighted sum of the gated networks of each token's topk experts.
+"""fmoe: fused mixture of experts, the weighted sum of each token's topk gated MLPs.
 
 ``out[t] = sum_j weight[t, j] * act(hidden[t] @ w1[e].T) @ w2[e].T`` with ``e = topk_ids[t, j]``.
-Each network has two layers. AITER's ``fused_moe``; its table is ``tuned_fmoe.csv``. In a Shape m is
-the number of tokens, n is model_dim and k is inter_dim.
+AITER's ``fused_moe``, with the table ``tuned_fmoe.csv``. In a Shape, m is the number of tokens, n
+is model_dim and k is inter_dim.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = ["ActivationType", "QuantType", "op"]
 
 _ACT_TEXTS = {str(member): word for word, member in ACTIVATIONS.items()}
 _QUANT_TEXTS = {str(member): moe_words.quant_word(member) for member in QuantType}
-#: Columns of the two stages' kernels.
+#: Columns with the kernel names of the two stages.
 _STAGES = ("kernelName1", "kernelName2")
 _VALUES = (
     "block_m", "ksplit", "us1", "kernelName1", "err1", "us2", "kernelName2", "err2", "us", "run_1stage", "tflops", "bw", "_tag",
@@ -61,7 +61,7 @@ def _kind(cells: Cells) -> str:
 
 @attrs.frozen
 class _Meaning(Column):
-    """A word of AITER's enums; *words* as for `moe_words.cell_word`, *names* the texts by meaning."""
+    """A member of AITER's enums: *words* maps its texts to our words, *names* the reverse."""
 
     default: Any = None
     words: Mapping[str, str] = attrs.field(factory=dict)
@@ -76,7 +76,7 @@ class _Meaning(Column):
 
 @attrs.frozen
 class _TopK(Size):
-    """A number of experts, or AITER's word for any."""
+    """A number of experts, or AITER's value for any number."""
 
     def read(self, text: str, cells: Cells) -> int:
         return ANY_TOPK if text == str(ANY_TOPK) else super().read(text, cells)
@@ -84,7 +84,7 @@ class _TopK(Size):
 
 @attrs.frozen
 class _GateMode(Column):
-    """The gate's mode, in AITER's spelling for the line's architecture or ours."""
+    """Order of gate and up rows in w1, in AITER's spelling or ours."""
 
     def read(self, text: str, cells: Cells) -> str:
         try:
@@ -137,12 +137,10 @@ _SCHEMA = Schema(
 
 
 def _read(row: Mapping[str, str]) -> Mapping[str, str]:
-    """Read AITER's two stages as one solution, with the larger of the two error ratios.
-
-    Where both stages are named, the solution is ``first+second``.
+    """Merge the cells of AITER's two stages: kernel names as ``first+second``, the larger error.
 
     Raises:
-        ShapeError: only the second stage is named.
+        ShapeError: only the second stage has a kernel name.
     """
     names = [name for column in _STAGES if (name := row.get(column, "").strip()).lower() not in _NOTHING]
     if len(names) == 1 and row.get(_STAGES[0], "").strip() != names[0]:
@@ -156,18 +154,18 @@ def _read(row: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _write(row: Mapping[str, str]) -> Mapping[str, str]:
-    """Invert `_read`: every cell of the row, those of every op under AITER's names."""
+    """Split merged cells into AITER's columns, the inverse of `_read`."""
     kept = {name: text for name, text in row.items() if name not in ("kernelName", "splitK", "err_ratio", "solidx")}
     first, _, second = row.get("kernelName", "").partition("+")
     kept |= {"kernelName1": first, "kernelName2": second, "ksplit": row.get("splitK", "0")}
     ratio, stages = row.get("err_ratio", "") or "0", [row.get("err1", ""), row.get("err2", "")]
     if not all(stages) or round(max(map(_share, stages)), 4) != round(_share(ratio), 4):
-        kept["err1"] = kept["err2"] = f"{100 * _share(ratio):.1f}%"  # one measurement of both stages
+        kept["err1"] = kept["err2"] = f"{100 * _share(ratio):.1f}%"  # both stages are verified together
     return kept
 
 
 def _share(text: str) -> float:
-    """Parse a share, in percent or not; return infinity for another text, which `row` then reports."""
+    """Parse a fraction or a percentage; return infinity for other texts, which `row` reports."""
     try:
         return float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:
@@ -175,10 +173,10 @@ def _share(text: str) -> float:
 
 
 def _equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
-    """Return the shape, then its forms in AITER's key, which lacks the layout of the weights and options.
+    """Return the shape, then its forms in AITER's key, which lacks layout and options.
 
-    All of these follow for each other activation, as AITER does it. The key of expert-parallel
-    calls has one expert fewer per token: AITER's callers add a slot for an expert that is nowhere.
+    The same forms follow with other activations, as in AITER's look-up. Expert-parallel calls have
+    a topk smaller by one in AITER's key, as its callers add a slot for an absent expert.
     """
     fields, asked = dict(shape.extra), [shape]
     if GATE_MODE in fields or OPTIONS in fields:
@@ -191,9 +189,9 @@ def _equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
 
 
 def _forms(shape: Shape) -> tuple[Shape, ...]:
-    """Return a shape in each layout, dtype and activation whose rows may serve it.
+    """Return a shape in each layout and activation dtype whose rows may serve it.
 
-    Rows of another layout have its usual order of scales. int4 weights have one layout.
+    Another layout has its default scale order. int4 weights have one layout.
     """
     acts = [str(shape["act"]), *(word for word in ACTIVATIONS if word != shape["act"] and (word not in GATED or shape["g1u1"]))]
     usual = with_order(shape, usual_order(shape))
@@ -208,14 +206,14 @@ def _forms(shape: Shape) -> tuple[Shape, ...]:
 
 
 def _flops(shape: Shape) -> int:
-    """Count both stages' products, for the topk experts of each token; one where that is any."""
+    """Count the operations of both stages for topk experts per token (one if topk is any)."""
     return 2 * shape.m * abs(int(shape["topk"])) * shape.n * (moe_formats.stage_rows(shape) + shape.k)
 
 
 def _bytes_moved(shape: Shape) -> int:
-    """Count the experts that can be hit, hidden states, routing and output once.
+    """Count the weights of reachable experts, hidden states, routing and output once.
 
-    The intermediate stays on the chip.
+    The intermediate is assumed to stay on chip.
     """
     hit = min(int(shape["expert"]), shape.m * abs(int(shape["topk"])))
     kind, rows, bits = shape["q_type"], moe_formats.stage_rows(shape), 0
@@ -255,27 +253,26 @@ def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, .
 
 
 def _factors(shape: Shape) -> tuple[Factors, ...]:
-    """Return stage 1's product, and stage 2's with the routing weights where they follow the activation."""
+    """Return stage 1's factors, and stage 2's unless stage 1 applies the routing weights."""
     first = Factors((0, 7), (1, 5), is_linear=False)
     return (first,) if shape["doweight_stage1"] else (first, Factors((3,), (2, 6)))
 
 
-#: Row errors measured with silu, gelu and swiglu, 1 to 2048 tokens; each figure is the worst row.
-#: The intermediate differs from the reference's. It is kept in 16 bits or in float32 where the
-#: reference quantises it, or rounded to bf16 before quantisation, which moves its scales.
-#: 16 bits: 0.0041 bf16, 0.0005 fp16. fp8 by token or block: 0.070. int8 by token: 0.047.
-#: mxfp4: 0.32, one group of 32 whose scale goes to the next power of two. One scale for all tokens,
-#: which small rows pay for: 0.10 fp8, 0.34 int8.
-#: Hidden states that are not quantised although they should be: 0.17 to 0.23 in fp8, 0.91 in mxfp4.
+#: Tolerances by quantisation. Worst row errors measured with silu, gelu and swiglu, 1 to 2048
+#: tokens, for correct kernels whose intermediate differs from the reference's: kept in 16 or 32
+#: bits instead of quantised, or rounded to bf16 before quantisation, which moves its scales.
+#: 16 bits: 0.0041 bf16, 0.0005 fp16. fp8 per token or block: 0.070. int8 per token: 0.047.
+#: mxfp4: 0.32, from a group of 32 whose scale rounds to the next power of two. One scale per
+#: tensor, which costs small rows precision: 0.10 fp8, 0.34 int8.
+#: A wrong kernel that does not quantise hidden states: 0.17 to 0.23 in fp8, 0.91 in mxfp4.
 #:
-#: The bounds of one element are for outputs of about 1, as `make_inputs` makes them. With a
-#: relative error e and atol = rtol = t, the share of elements out of bounds is
-#: ``P(|z| e > t (1 + |o|))``, with z and o standard normal. That is 0.7 % for t = 2 e, 1.2 % for
-#: t = 1.8 e, 2.2 % for t = 1.6 e, but 11 % for t = e. So t is about 1.8 times the error of the
-#: worst row above. Some 1 % of the elements of a correct implementation are then out of bounds,
-#: even where that row is the only one. 5 %, which is too much, needs an error of 0.76 t.
-#: Measured over 1200 draws of 1 and 16 tokens with a bf16 intermediate: at most 3.9 %, where the
-#: output was 5.5 rather than 1.
+#: The element bounds assume outputs of about 1, as `make_inputs` draws them. With a relative
+#: error e and atol = rtol = t, the fraction of elements out of bounds is
+#: ``P(|z| e > t (1 + |o|))``, with z and o standard normal: 0.7 % for t = 2 e, 1.2 % for
+#: t = 1.8 e, 2.2 % for t = 1.6 e, 11 % for t = e. So t is about 1.8 times the worst row error
+#: above. About 1 % of a correct kernel's elements are then out of bounds, even in the worst row.
+#: The limit of 5 % is reached at an error of 0.76 t. Measured over 1200 draws of 1 and 16 tokens
+#: with a bf16 intermediate: at most 3.9 %, for an output of 5.5 instead of 1.
 _TOLERANCES = {
     ("No", "bf16"): TOLERANCES["bf16"],
     ("No", "fp16"): TOLERANCES["fp16"],
@@ -292,7 +289,7 @@ _TOLERANCES = {
 def _tolerance(shape: Shape) -> Tolerance:
     kind, q_dtype_a = str(shape["q_type"]), str(shape["q_dtype_a"])
     if q_dtype_a in DTYPES:
-        exact = kind == "No" and shape.dtype == shape.outdtype == "fp16"  # quantised weights are rounded to 16 bits
+        exact = kind == "No" and shape.dtype == shape.outdtype == "fp16"  # dequantised weights are rounded to 16 bits
         return _TOLERANCES["No", "fp16" if exact else "bf16"]
     return _TOLERANCES.get((kind, q_dtype_a)) or _TOLERANCES[kind, ""]
 
@@ -300,7 +297,7 @@ def _tolerance(shape: Shape) -> Tolerance:
 def _example(sizes: tuple[int, int, int, int, int], kind: str = "No", q_dtype: str = "bf16", act: str = "Silu", **cells: str) -> Shape:
     """Make a shape from (token, model_dim, inter_dim, expert, topk).
 
-    It is gated and has plain weights unless *cells* override that.
+    By default it is gated and its weights are plain; *cells* override any column.
     """
     names = ("token", "model_dim", "inter_dim", "expert", "topk")
     words = {"act_type": act, "q_type": kind, "q_dtype_a": q_dtype, "q_dtype_w": q_dtype, "use_g1u1": "1", "layout": "row"}
@@ -349,7 +346,7 @@ op = Op(
         _example((7, 160, 96, 8, 1), "per_Token", _INT8, act="Gelu", use_g1u1="0", doweight_stage1="1"),
         _example((12, 128, 64, 4, 2), "per_Token", _FNUZ, act="Gelu"),
         _example((16, 256, 128, 8, 2), "per_1x128", _FP8),
-        _example((6, 320, 192, 4, 2), "per_1x128", _FP8, act="Gelu", layout=LAYOUT),  # blocks that are not full
+        _example((6, 320, 192, 4, 2), "per_1x128", _FP8, act="Gelu", layout=LAYOUT),  # partial blocks
         _example((10, 128, 64, 4, 3), "per_1x128", _FNUZ, use_g1u1="0"),
         _example((16, 128, 64, 8, 2), "per_1x32", _FP4),
         _example((5, 128, 192, 4, 2), "per_1x32", _FP4, layout=LAYOUT),

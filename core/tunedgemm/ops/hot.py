@@ -1,7 +1,7 @@
-"""Hot functions: one cache key, one look-up and one call, generated from an op's operands.
+"""Hot functions: generated code that serves a cache hit by one key, one look-up and one call.
 
-Their source text is compiled once per signature, as attrs does for its methods. The file of an op
-has its public functions, which call `hot`; `bound` copies them for a dispatcher.
+The source is compiled once per signature, as attrs does for its methods. An op's module defines its
+public functions, which call `hot`; `bound` copies them for a dispatcher.
 """
 
 from __future__ import annotations
@@ -20,51 +20,50 @@ from tunedgemm.ops.op import ArgumentOrder, Function, Op
 if TYPE_CHECKING:
     import torch
 
-#: Default of a public function's argument for a dtype: `bound` puts that of torch there.
+#: Placeholder default for a dtype argument, which `bound` replaces by torch.bfloat16.
 BF16: Any = "bf16"
 
-#: Stands for the dispatcher of a function in the file of an op.
+#: Placeholder of the dispatcher in an op's module, which `bound` replaces.
 serving = cast("Serving", None)
 
 
 class Serving(Protocol):
-    """Launchers of one op by cache key, and the ways to one that is not cached yet.
+    """Protocol of dispatchers as hot functions use them.
 
-    `tunedgemm.dispatch.dispatcher.Dispatcher` implements and documents it.
+    See `tunedgemm.dispatch.dispatcher.Dispatcher`.
     """
 
     op: Op
     launchers: dict[Key, Function]
-    #: Makes the value that `resolve` and `demote` take: `Call.of`.
+    #: Makes the call that `resolve` and `demote` take: `Call.of`.
     call_of: Callable[..., Any]
 
     def call(self, *operands: torch.Tensor | None, otype: torch.dtype | None = None, **fields: Any) -> torch.Tensor:
-        """Serve a call of any operands."""
+        """Serve a call, cached or not."""
 
     def resolve(self, call: Any) -> torch.Tensor:
-        """Serve a call whose key is new."""
+        """Serve a cache miss."""
 
     def demote(self, call: Any, error: BaseException, launcher: Function) -> torch.Tensor:
-        """Serve a call whose launcher raised."""
+        """Serve a call whose cached launcher raised."""
 
     def preferred(self, x: Any, weight: Any, shuffled_weight: Any, *rest: Any, otype: torch.dtype | None = None) -> Any:
         """Choose between a plain weight and its shuffled copy."""
 
     def hot(self, inner: Function, arrange: ArgumentOrder) -> Function:
-        """Register a function that reads addresses; returns it."""
+        """Register and return a hot function."""
 
 
 def hot(*arguments: Any) -> torch.Tensor:
-    """Stand for a dispatcher's hot function in the file of an op."""
+    """Stand in for the hot function in an op's module; `bound` replaces it."""
     del arguments
     raise UserError("a function in the file of an op has no tables; call it by its name in tunedgemm")
 
 
 def bound(function: Function, **names: Any) -> Any:
-    """Copy a function of an op's file for a dispatcher.
+    """Copy a function of an op's module, with *names* and torch added to its globals.
 
-    Its globals are those of the file, torch, which the file does not load, and *names*. A copy
-    costs a call nothing, where an argument or an attribute would.
+    A call then pays for no closure, argument or attribute.
     """
     import torch
 
@@ -72,7 +71,7 @@ def bound(function: Function, **names: Any) -> Any:
 
     original: Any = function
     scope = {**original.__globals__, "torch": torch, "ShuffledScale": ShuffledScale, **names}
-    del scope["__name__"]  # by which compilers would find the globals of the file
+    del scope["__name__"]  # by which Dynamo would find the module's globals
     dtypes = tuple(torch.bfloat16 if default is BF16 else default for default in original.__defaults__ or ())
     copy: Any = types.FunctionType(original.__code__, scope, original.__name__, dtypes)
     for name in ("__kwdefaults__", "__doc__", "__annotations__", "__module__", "__qualname__"):
@@ -81,10 +80,10 @@ def bound(function: Function, **names: Any) -> Any:
 
 
 def public(function: Function, operands: Sequence[str], fields: Sequence[str] = ()) -> Callable[[Serving], Mapping[str, Function]]:
-    """Return `Op.entry` of an op with one public function, which has all names of `Op.functions`.
+    """Return the `Op.entry` of an op whose `Op.functions` all name one public function.
 
     Args:
-        function: calls `hot` with the operands, then the fields, then the dtype of the output.
+        function: calls `hot` with the operands, then the fields, then the output dtype.
         operands, fields: as for `hot_function`.
     """
 
@@ -103,20 +102,21 @@ def hot_function(
     general: Function | None = None,
     spelling: Mapping[str, str] | None = None,
 ) -> Function:
-    """Make the function of some operands over a dispatcher's launchers.
+    """Generate a hot function over a dispatcher's launchers.
 
-    Without *general* it takes the operands, then the fields, then *otype*, all by position; absent
-    operands are None.
+    Without *general* it takes the operands, the fields and *otype* by position; absent operands
+    are None.
 
     Args:
         serving: the dispatcher.
-        operands: names of the op's first operands or all; optional ones end in ``?`` and come last.
-        otype: name of the argument for the dtype of the output.
-        fields: names of what the op's `shape_of` takes in addition to the operands.
-        general: a function of the op's file, whose signature and docstring the hot function gets. A
-            copy that finds *serving*, too, is called where an argument is given that is neither one
-            of the operands nor *otype*; the default of such an argument is None.
-        spelling: other names of arguments by the name that *operands* and *general* have.
+        operands: names of all or the first of the op's operands; optional ones end in ``?`` and
+            come last.
+        otype: name of the output dtype argument.
+        fields: names of further arguments of the op's `shape_of`.
+        general: a function of the op's module, whose signature and docstring the hot function
+            gets. A copy bound to *serving* is called if any argument other than the operands and
+            *otype* is given; their defaults are None.
+        spelling: maps argument names of *operands* and *general* to those of the hot function.
     """
     spelling = spelling or {}
     own = tuple(name.removesuffix("?") for name in operands)
@@ -141,12 +141,12 @@ def hot_function(
         inner.__annotations__ = {spelling.get(name, name): kind for name, kind in general.__annotations__.items()}
         inner.__module__, inner.__qualname__ = general.__module__, general.__qualname__
         if not spelling:
-            inner.__wrapped__ = general  # in which `inspect` and editors find the source
+            inner.__wrapped__ = general  # so that `inspect` and editors find the source
     return serving.hot(inner, arrange)
 
 
 def _checked(serving: Serving) -> Callable[[Any], torch.Tensor]:
-    """Wrap `Serving.resolve` so that it refuses a transposed square weight, whose strides are in the key."""
+    """Wrap `Serving.resolve` to reject a transposed square weight; its strides are in the key."""
 
     def resolve(call: Any) -> torch.Tensor:
         for index in call.op.matrices:
@@ -157,20 +157,20 @@ def _checked(serving: Serving) -> Callable[[Any], torch.Tensor]:
 
 
 def _signature(function: Function, spelling: Mapping[str, str]) -> str:
-    """Return a function's parameters as source text, each default None; the values are set later."""
+    """Write a function's parameter list, with None for each default, to be set later."""
     parameters = inspect.signature(function).parameters.values()
     names = [(spelling.get(parameter.name, parameter.name), parameter.default is parameter.empty) for parameter in parameters]
     return ", ".join(name if required else f"{name}=None" for name, required in names)
 
 
 def _text(name: str, signature: str, source: KeySource, others: Sequence[str], rest: Sequence[str]) -> str:
-    """Write the factory of a hot function, and of its `ArgumentOrder`.
+    """Write the source of the factory of a hot function and its `ArgumentOrder`.
 
     Args:
-        name, signature: of the function.
-        source: its cache keys.
-        others: names of the arguments that the general function alone takes.
-        rest: those of them that are operands.
+        name, signature: name and parameter list of the function.
+        source: source of its cache keys.
+        others: names of the arguments that only the general function handles.
+        rest: those of *others* that are operands.
     """
     otype, values = _values(source)
     lines = ["def make(call_of, op, launchers, resolve, demote, general, shuffled):", f"    def {name}({signature}):"]
@@ -183,13 +183,13 @@ def _text(name: str, signature: str, source: KeySource, others: Sequence[str], r
 
 
 def _values(source: KeySource) -> tuple[str, str]:
-    """Write the dtype of the output and the fields as `Serving.call` takes them."""
+    """Write the output dtype and the fields as arguments of `Serving.call`."""
     otype, *fields = source.values
     return otype, f"{{{', '.join(f'{field!r}: {field}' for field in fields)}}}"
 
 
 def _body(source: KeySource, required: Sequence[str], optional: Sequence[str]) -> list[str]:
-    """Write the statements that serve a call: key, look-up, launch."""
+    """Write the statements of a call: key, look-up, launch."""
     values = ", ".join(_values(source))
     operands, run = _tuple(required), f"launcher({', '.join(required)})"
     lines = ["try:  # memory is asked for first: operands without any must not find what serves strided ones"]
@@ -219,7 +219,7 @@ def _tuple(names: Sequence[str]) -> str:
 
 
 def _trim(required: Sequence[str], optional: Sequence[str]) -> str:
-    """Write the operands without the absent ones at the end."""
+    """Write the expression for the operands without trailing absent ones."""
     text = _tuple(required)
     for count, name in enumerate(optional, 1):
         text = f"{_tuple([*required, *optional[:count]])} if {name} is not None else {text}"

@@ -1,8 +1,8 @@
-"""Cache keys of calls: their one definition, as source text.
+"""Cache keys of calls: their only definition, as generated source.
 
-Hot functions have the text in their own source. `key_function` compiles it alone, for calls of any
-op and for choices between two weights. The source is made from names of operands alone, and added
-to `linecache`, so that tracebacks show it.
+Hot functions inline it; `key_function` compiles it alone, for `Dispatcher.call` and for choices
+between two weights. The source depends only on operand names, and is added to `linecache` so that
+tracebacks show it.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from tunedgemm.ops.layout import SHUFFLED_ADDRESSES
 #: A cache key.
 Key = tuple[Any, ...]
 
-#: Most operands whose key is one flat tuple. Python builds one of more than 30 fields from a list.
+#: Most operands with a flat key. CPython builds tuples of more than 30 items from a list.
 _MOST_FLAT = 4
-#: Names that the generated source uses itself.
+#: Names reserved by the generated source.
 _TAKEN = {"at", "key", "launcher", "operands", "error", "launchers", "resolve", "demote", "general", "shuffled", "call_of", "op"}
 _TAKEN |= {"forward_ad", "is_grad_enabled"}
 
 
 @attrs.frozen
 class KeySource:
-    """The source of the cache keys of a signature.
+    """Source of the cache keys of a signature.
 
     Attributes:
         operands: names of all operands; optional ones end in ``?`` and come last.
-        weights: positions of those that may be marked as shuffled (`Op.matrices`).
-        values: names of the dtype of the output and of further arguments of the op's `shape_of`.
-        reads_memory: whether addresses and strides are in the keys, as launchers need.
+        weights: positions of the operands that may be shuffled (`Op.matrices`).
+        values: names of the output dtype and of further arguments of the op's `shape_of`.
+        reads_memory: whether keys depend on alignment and strides, as those of launchers must.
     """
 
     operands: tuple[str, ...]
@@ -45,18 +45,18 @@ class KeySource:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of all operands, as arguments."""
+        """Return the argument names of all operands."""
         return tuple(operand.removesuffix("?") for operand in self.operands)
 
     @property
     def optional(self) -> tuple[str, ...]:
-        """Return the names of the operands that may be None."""
+        """Return the argument names of the optional operands."""
         return tuple(operand[:-1] for operand in self.operands if operand.endswith("?"))
 
     def branched(self, body: Callable[[Sequence[str], Sequence[str]], list[str]]) -> list[str]:
-        """Write a *body* of the operands in the flat key and of those in parts behind it.
+        """Write *body*, given the operands of the flat key and those appended in parts.
 
-        One optional operand has a branch, as the flat key is the quicker one.
+        A single optional operand gets its own branch, since the flat key is faster.
         """
         required, optional = self.names[: len(self.names) - len(self.optional)], self.optional
         if len(optional) != 1:
@@ -64,24 +64,23 @@ class KeySource:
         return [f"if {optional[0]} is None:", *(f"    {line}" for line in body(required, ())), *body(self.names, ())]
 
     def flat(self, names: Sequence[str]) -> list[str]:
-        """Write the cache key of operands that are all given.
+        """Write the cache key of operands that are all present.
 
-        An operand may be refused where it is not contiguous while another is copied, so each but x
-        has a field for that. The field holds the strides of one that is not contiguous: they may be
-        part of the shape (`Op.strided`), or those of a transposed weight.
+        Each operand but x has a contiguity field, since a non-contiguous one may be rejected or
+        copied. It holds the strides, which may be part of the shape (`Op.strided`) or reveal a
+        transposed weight.
 
-        The last field tells a shuffled weight without our type, which must not find the launcher of
-        a plain one. AITER marks it with an attribute. ``parameter.data = shuffled`` loses the type
-        and keeps the address.
+        The last field marks a shuffled weight without our type, so that it misses the launcher of
+        a plain one. AITER marks it by an attribute; ``parameter.data = shuffled`` drops the type
+        but keeps the address.
 
-        Operands without memory have the address 0. For weights it is among the shuffled ones, and
-        elsewhere it takes the place of the order. Tensors that torch negates as it reads them are
-        imaginary parts: they begin inside a complex number, off 16 bytes, and are found where
-        misaligned operands are copied. Only ``torch._neg_view`` makes aligned ones. To ask for
-        them costs 60 to 75 ns an operand, and a hit takes 840.
+        Operands without storage have address 0, which counts as shuffled for weights and replaces
+        the contiguity field otherwise. Tensors with the negative bit are imaginary parts of complex
+        ones, so they are misaligned and detected where misaligned operands are copied. Only
+        ``torch._neg_view`` makes aligned ones. Checking would cost 60 to 75 ns per operand, of the
+        840 ns of a hit.
 
-        Reading one property of all operands, then the next, takes 2 % less time than operand by
-        operand.
+        Reading one property of all operands before the next is 2 % faster than operand by operand.
         """
         properties = ("{}.shape", "{}.dtype", "{}.get_device()", "{}.__class__")
         fields_by_operand = ["".join(f"{text.format(name)}, " for name in names).rstrip() for text in properties]
@@ -101,7 +100,7 @@ class KeySource:
         return [*(f"{name}_at = {name}.data_ptr()" for name in names), "key = (", *(f"    {line}" for line in lines), ")"]
 
     def parts(self, optional: Sequence[str]) -> list[str]:
-        """Write the key of a call with one of several optional operands at least."""
+        """Write the key of a call with at least one of several optional operands."""
         weights = self._weights_of(optional)
         lines = []
         for name in optional:
@@ -113,14 +112,14 @@ class KeySource:
         return ["key = (", "    key,", *lines, ")"]
 
     def _weights_of(self, names: Sequence[str]) -> list[str]:
-        """Return those of some operands that may be marked as shuffled."""
+        """Return the operands among *names* that may be shuffled."""
         return [name for index, name in enumerate(self.names) if index in self.weights and name in names]
 
     def check_names(self, *others: str) -> None:
-        """Check that all words can name arguments.
+        """Check that all names are valid argument names.
 
         Raises:
-            ValueError: one cannot, or the source uses it itself.
+            ValueError: a name is not an identifier, or is reserved.
         """
         for word in (*self.names, *self.values, *others):
             if not word.isidentifier() or keyword.iskeyword(word) or word in _TAKEN:
@@ -128,21 +127,21 @@ class KeySource:
 
 
 def _misaligned(addresses: Sequence[str]) -> str:
-    """Write the test for addresses off 16 bytes: the bits of up to three; of more a remainder each."""
+    """Write the test for an address that is not 16-byte aligned: or-ed bits for up to three."""
     return f"({' | '.join(addresses)}) & 15" if len(addresses) < 4 else " or ".join(f"{address} % 16" for address in addresses)
 
 
 def any_given(names: Sequence[str]) -> str:
-    """Write the test whether one of some operands at least is given."""
+    """Write the test that at least one of the operands is given."""
     return " or ".join(f"{name} is not None" for name in names)
 
 
 @functools.cache
 def key_function(operands: tuple[str, ...], weights: tuple[int, ...], reads_memory: bool = True) -> Callable[..., Any]:
-    """Return the function from the dtype of the output, a tuple of fields and operands to a cache key.
+    """Return a function from (output dtype, fields, *operands) to a cache key.
 
-    It returns None for a tensor that torch negates as it reads it. It raises AttributeError,
-    RuntimeError, TypeError or ValueError for an operand that is not a tensor or has no memory.
+    It returns None for a tensor with the negative bit. It raises AttributeError, RuntimeError,
+    TypeError or ValueError for an operand that is not a tensor or has no storage.
     """
     operands = tuple(f"operand{index}{'?' if name.endswith('?') else ''}" for index, name in enumerate(operands))
     source = KeySource(operands, weights, ("otype", "fields"), reads_memory)
@@ -161,13 +160,13 @@ def key_function(operands: tuple[str, ...], weights: tuple[int, ...], reads_memo
 
 @functools.cache
 def compiled(name: str, text: str) -> Callable[..., Any]:
-    """Compile a text that defines ``make``, and return that."""
+    """Compile source that defines ``make``, and return that function."""
     from torch import is_grad_enabled
     from torch.autograd import forward_ad
 
     filename = f"<tunedgemm hot function {name} #{len(_FILES)}>"
     _FILES.append(filename)
-    # An entry without a time of change stays, as for attrs' methods.
+    # linecache keeps entries without a modification time, as for attrs' methods.
     linecache.cache[filename] = len(text), None, text.splitlines(keepends=True), filename
     scope: dict[str, Any] = {"__name__": __name__, "is_grad_enabled": is_grad_enabled, "forward_ad": forward_ad}
     exec(compile(text, filename, "exec"), scope)

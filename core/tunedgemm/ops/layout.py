@@ -1,7 +1,4 @@
-"""Memory layouts of weights: `Shape.layout` of a weight, and the ops' errors for a wrong one.
-
-Imports no torch.
-"""
+"""Memory layouts of weights: `Shape.layout`, and errors for a wrong one. Imports no torch."""
 
 from __future__ import annotations
 
@@ -22,14 +19,14 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Order:
-    """The order of a shuffled [N, K] weight.
+    """Memory order of a shuffled [N, K] weight.
 
-    K is cut into packs. In each block of rows, the packs at one place of K are adjacent.
+    K is split into packs. In each block of rows, the packs at the same K index are adjacent.
 
     Attributes:
-        rows: of a block, a divisor of N; 0 where all rows are one block.
-        pack: bytes of a pack, a divisor of those of a row.
-        step: elements of the tensor of which K is a multiple.
+        rows: rows per block, which must divide N; 0 if all rows are one block.
+        pack: bytes per pack, which must divide the bytes of a row.
+        step: elements of which K must be a multiple.
     """
 
     rows: int
@@ -37,28 +34,27 @@ class Order:
     step: int = 1
 
 
-#: Named layouts. In ``columns128`` the 128 bytes along K that a kernel loads of neighbouring rows,
-#: however many, are one run of memory.
+#: Named layouts. In ``columns128``, the 128-byte packs of all rows at one K index are contiguous.
 _ORDERS = {"columns128": Order(0, 128)}
-#: AITER's: rows of a block, and half of the divisor of K; then ``p`` and the bytes of a pack other
-#: than 16. A lane of a matrix core loads one pack at once.
+#: AITER's names: rows per block, half of the divisor of K, then ``p`` and the bytes per pack if not
+#: 16. A lane loads one pack per instruction.
 _AITER, _AITER_PACK = re.compile(r"aiter([1-9]\d*)x([1-9]\d*)(?:p([1-9]\d*))?"), 16
 
 
 def order_of(layout: str) -> Order | None:
-    """Return the order of a layout of this name; None of a plain weight, or of a name that is not known."""
+    """Return the order of a named layout; None for a plain weight or an unknown name."""
     if match := _AITER.fullmatch(layout):
         return Order(int(match[1]), int(match[3] or _AITER_PACK), 2 * int(match[2]))
     return _ORDERS.get(layout)
 
 
 def misfit(layout: str, sizes: tuple[int, int], dtype: str, names: tuple[str, str] = ("N", "K")) -> str:
-    """Return why no weight of these sizes has a layout, and what would fit; "" where one has it.
+    """Return why a weight of these sizes cannot have a layout, and what would fit; "" if it can.
 
     Args:
-        sizes: rows and columns, in values; an element of ``fp4x2`` has two.
-        dtype: short text of the elements.
-        names: of both sizes.
+        sizes: rows and columns in values; an element of ``fp4x2`` has two.
+        dtype: short dtype of the elements.
+        names: names of both sizes for the message.
     """
     if layout == "row":
         return ""
@@ -73,7 +69,7 @@ def misfit(layout: str, sizes: tuple[int, int], dtype: str, names: tuple[str, st
 
 @functools.lru_cache(maxsize=256)
 def _divisors(layout: str, dtype: str) -> tuple[int, int] | str:
-    """Return what divides the sizes of a weight of a layout, or why none of the dtype has it."""
+    """Return the divisors of N and K in a layout, or why no weight of the dtype has it."""
     order, width = order_of(layout), dtype_bits(dtype) // 8
     if order is None:
         return f"layout must be row, aiter16x16, aiter32x16, aiter16x32 or columns128 (got {layout})"
@@ -83,18 +79,18 @@ def _divisors(layout: str, dtype: str) -> tuple[int, int] | str:
 
 
 def name_of(order: Order) -> str:
-    """Return the name of one of AITER's orders; a divisor of K that only AITER's kernels need is left out."""
+    """Return AITER's name of an order, without a divisor of K that only its kernels need."""
     step = order.step if order.step % 32 else 32
     pack = "" if order.pack == _AITER_PACK else f"p{order.pack}"
     return f"aiter{order.rows}x{step // 2}{pack}"
 
 
-#: Bytes of the widest elements that are shuffled.
+#: Largest element size that can be shuffled, in bytes.
 WIDEST = 4
 
 
 class _Places(dict[tuple[int, int], str]):
-    """Orders of the shuffled operands in a storage by offset and bytes; dies with the storage."""
+    """Orders of a storage's shuffled operands by (offset, bytes); freed with the storage."""
 
     def __init__(self, storage: Any) -> None:
         super().__init__()
@@ -102,7 +98,7 @@ class _Places(dict[tuple[int, int], str]):
         self.addresses: dict[int, str] = {}
 
     def order_at(self, address: int) -> str:
-        """Return the order at an address, "" if the storage has other memory now: `resize_` frees it."""
+        """Return the order at an address; "" if `resize_` has given the storage other memory."""
         storage = self.storage()
         if storage is not None and not 0 <= address - storage.data_ptr() < storage.nbytes():
             return ""
@@ -110,12 +106,12 @@ class _Places(dict[tuple[int, int], str]):
 
     def __del__(self) -> None:
         for address in self.addresses:
-            if (places := _places_at(address)) is None or places is self:  # else another storage has its memory by now
+            if (places := _places_at(address)) is None or places is self:  # else another storage has reused the memory
                 SHUFFLED_ADDRESSES.pop(address, None)
 
 
-#: Addresses of shuffled operands that are alive, with their orders, and that of operands without
-#: memory. Cache keys hold whether a weight's is one.
+#: Addresses of live shuffled operands with their orders, and 0 for operands without storage.
+#: Cache keys contain whether a weight's address is among them.
 SHUFFLED_ADDRESSES: dict[int, weakref.ref[_Places] | None] = {0: None}
 
 
@@ -125,7 +121,7 @@ def _places_at(address: int) -> _Places | None:
 
 
 def note_order(tensor: torch.Tensor, name: str) -> None:
-    """Keep the order of an operand's bytes with its memory, which ``p.data = operand`` hands over."""
+    """Record an operand's order for its memory, which ``p.data = operand`` passes on."""
     storage: Any = tensor.untyped_storage()
     try:
         places = storage._tunedgemm_shuffled
@@ -142,9 +138,9 @@ def note_order(tensor: torch.Tensor, name: str) -> None:
 
 
 def noted_order(tensor: torch.Tensor) -> str:
-    """Return the order that the memory of a tensor was given, "" for none.
+    """Return the order recorded for a tensor's memory; "" if none.
 
-    The first rows of a shuffled operand, and its memory by DLPack, have its address.
+    Views of the first rows and DLPack exports share the operand's address.
     """
     try:
         storage: Any = tensor.untyped_storage()
@@ -158,9 +154,9 @@ def noted_order(tensor: torch.Tensor) -> str:
 
 
 def forget_freed(tensor: Any) -> bool:
-    """Remove a tensor's address from those of shuffled operands where that operand's memory was freed.
+    """Remove a tensor's address from `SHUFFLED_ADDRESSES` if that operand was freed.
 
-    Returns whether it was one, so that a cache key made before is wrong.
+    Returns whether it was removed, which invalidates a cache key computed before.
     """
     try:
         address = tensor.data_ptr()
@@ -175,11 +171,11 @@ def forget_freed(tensor: Any) -> bool:
 
 
 def layout_of(op: str, weight: torch.Tensor) -> str:
-    """Return ``row`` for a plain weight, else the layout that its type names.
+    """Return ``row`` for a plain weight, else the layout of its type.
 
     Raises:
-        OperandError: the weight is plain by its type, but its memory is that of a shuffled one, or
-            AITER's ``shuffle_weight`` has marked it as shuffled.
+        OperandError: the weight has a plain type, but its memory or AITER's mark is that of a
+            shuffled one.
     """
     layout: str = getattr(weight, "layout_name", "row")
     if layout == "row" and (name := noted_order(weight)):
@@ -196,19 +192,19 @@ def layout_of(op: str, weight: torch.Tensor) -> str:
 
 
 def transposed_hint(weight: torch.Tensor) -> str:
-    """Return the remedy for a weight that fits x only when transposed."""
+    """Return the remedy for a weight that would fit if transposed."""
     if weight.stride(0) == 1 and not weight.is_contiguous():
         return "the weight is a transposed view: pass the [N, K] weight itself, without .t()"
     return "a [K, N] weight must be passed as weight.t().contiguous()"
 
 
 def check_not_transposed(op: str, weight: Any) -> None:
-    """Check that a square weight is not a transposed view, whose sizes do not show the mistake.
+    """Check that a square weight is not a transposed view, which its sizes do not reveal.
 
     Raises:
-        OperandError: it is.
+        OperandError: the weight is a transposed view.
     """
-    if hasattr(weight, "layout_name"):  # contiguous by its type, whose strides a tracing compiler cannot read
+    if hasattr(weight, "layout_name"):  # always contiguous; Dynamo cannot read its strides
         return
     import torch
 
@@ -226,7 +222,7 @@ def plain_layout(op: str, weight: torch.Tensor, other: str = "") -> str:
     """Return ``row`` for a plain weight.
 
     Args:
-        other: the function that takes a shuffled weight, for the message.
+        other: name of the function for shuffled weights, for the message.
 
     Raises:
         OperandError: the weight is shuffled.
@@ -242,8 +238,8 @@ def shuffled_layout(op: str, weight: torch.Tensor, sides: str, other: str) -> st
     """Return the layout of a shuffled weight.
 
     Args:
-        sides: the layout that AITER's kernels want, for the message.
-        other: the function that takes a plain weight.
+        sides: the layout that AITER's kernels need, for the message.
+        other: name of the function for plain weights, for the message.
 
     Raises:
         OperandError: the weight is plain.

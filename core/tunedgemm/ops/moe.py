@@ -1,7 +1,7 @@
-"""Define a fused mixture of experts: activations, routing and the reference.
+"""Semantics of a fused mixture of experts: activations, routing and the reference.
 
-Semantics as AITER's ``torch_moe_stage1`` and ``torch_moe_stage2`` (aiter/fused_moe.py), with the
-quantisation of the hidden states and of the intermediate that its two stages do.
+They are those of AITER's ``torch_moe_stage1`` and ``torch_moe_stage2`` (aiter/fused_moe.py), with
+its quantisation of the hidden states and of the intermediate.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from tunedgemm.shape import Shape
 if TYPE_CHECKING:
     import torch
 
-#: Slope of Swiglu's sigmoid, as AITER and gpt-oss define it.
+#: Slope of the sigmoid in Swiglu, as in AITER and gpt-oss.
 SWIGLU_ALPHA = 1.702
 
 
 def gate_first(product: torch.Tensor, shape: Shape) -> torch.Tensor:
-    """Return stage 1's product [..., 2 * inter] with all of the gate's columns first."""
+    """De-interleave stage 1's product [..., 2 * inter], so that all gate columns come first."""
     rows = gate_rows(shape) if shape["g1u1"] else 0
     return product.unflatten(-1, (-1, 2, rows)).transpose(-3, -2).flatten(-3) if rows else product
 
 
 def activated(product: torch.Tensor, shape: Shape) -> torch.Tensor:
-    """Apply the activation to stage 1's product [..., 2 * inter or inter] -> [..., inter], in its dtype.
+    """Apply the activation to stage 1's product [..., 2 * inter or inter] -> [..., inter].
 
-    The first half of a gated product is the gate, the second its factor.
+    The dtype is kept. A gated product has the gate in its first half, the up part in its second.
     """
     import torch
 
@@ -62,7 +62,7 @@ def _bent(x: torch.Tensor, act: str) -> torch.Tensor:
 
 
 def routes(topk_ids: torch.Tensor, experts: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield each expert that is hit with its places in the flattened [T * topk]; skip unknown ids."""
+    """Yield each routed expert with its slots in the flattened [T * topk]; skip unknown ids."""
     import torch
 
     ids = topk_ids.reshape(-1).long()
@@ -76,12 +76,10 @@ def routes(topk_ids: torch.Tensor, experts: int) -> Iterator[tuple[int, torch.Te
 
 
 def check_local(hidden: Any, topk_weight: Any, topk_ids: Any, expert_mask: Any, num_local_tokens: Any) -> None:
-    """Check that the operands of `local_tokens` and `local_routing` fit.
-
-    This covers faults that `Op.shape_of` cannot see afterwards.
+    """Check the operands of `local_tokens` and `local_routing`, before they hide faults.
 
     Raises:
-        OperandError: names what does not.
+        OperandError: an operand has a wrong shape, dtype or device.
     """
     import torch
 
@@ -103,11 +101,11 @@ def check_local(hidden: Any, topk_weight: Any, topk_ids: Any, expert_mask: Any, 
 
 
 def local_tokens(hidden: torch.Tensor, num_local_tokens: torch.Tensor) -> torch.Tensor:
-    """Zero the padding of hidden states [T, model_dim]: its values must reach neither sums nor scales."""
+    """Zero the padding rows of hidden states [T, model_dim], which must not affect sums or scales."""
     import torch
 
     padding = torch.arange(len(hidden), device=hidden.device)[:, None] >= num_local_tokens.reshape(1, 1)
-    if hidden.element_size() == 1:  # types such as fp8 support few operations
+    if hidden.element_size() == 1:  # fp8 supports few operations
         return hidden.view(torch.uint8).masked_fill(padding, 0).view(hidden.dtype)
     return hidden.masked_fill(padding, 0.0)
 
@@ -119,17 +117,17 @@ def local_routing(
     num_local_tokens: torch.Tensor | None,
     experts: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the routing among the experts that are here: (weights, ids), without a synchronisation.
+    """Return new routing (weights, ids) restricted to local experts, without synchronisation.
 
-    Both are new tensors. A slot of an absent expert, or of a token beyond the local ones, gets the
-    weight 0. Its id is that of an expert that is here, spread evenly, so that it costs only work.
+    Slots of remote experts and of padding tokens get weight 0. Their ids are spread evenly over
+    local experts, so that they cost work but change no result.
 
     Args:
-        topk_weight, topk_ids: [T, topk]; ids count all experts.
-        expert_mask: [all experts], 1 where one is here; those are numbered in order. None: all are
-            here.
-        num_local_tokens: one value: the tokens from here on are padding. None: none is.
-        experts: how many are here.
+        topk_weight, topk_ids: [T, topk]; ids number all experts.
+        expert_mask: [all experts], 1 for local ones, which are renumbered in order; None if all
+            are local.
+        num_local_tokens: one value, the number of tokens before the padding; None for no padding.
+        experts: number of local experts.
     """
     import torch
 
@@ -146,9 +144,9 @@ def local_routing(
 
 
 def reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute [T, model_dim] on the operands' device, rounded to float64 where quick, else to float32.
+    """Compute [T, model_dim] on the operands' device, in float64 for small shapes, else float32.
 
-    Hidden states and the intermediate are quantised as q_type says; everything else is exact.
+    Hidden states and the intermediate are quantised by q_type; everything else is exact.
     """
     import torch
 

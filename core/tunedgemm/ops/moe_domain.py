@@ -1,4 +1,4 @@
-"""The shapes that calls of a fused mixture of experts can ask for. Imports no torch."""
+"""Domain of fmoe: the shapes that its calls can have. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from tunedgemm.ops.moe_words import DTYPES, EXPERT_PARALLEL
 from tunedgemm.ops.scale_order import E8M0_ORDERS, FIELD, ROW, field_of, has_e8m0_scales
 from tunedgemm.shape import Shape
 
-#: The layout of the rows of AITER, whose models shuffle the weights of experts.
+#: Default layout of AITER's rows: its models shuffle expert weights.
 LAYOUT = "aiter16x16"
 
 
 def _misfit(shape: Shape, layout: str) -> str:
-    """Return why no experts of these sizes have a layout, or ""."""
+    """Return why experts of these sizes cannot have a layout, or ""."""
     q_dtype_w = str(shape["q_dtype_w"])
     first = misfit(layout, (shape.k * (2 if shape["g1u1"] else 1), shape.n), q_dtype_w, ("the rows of w1", "model_dim"))
     return first or misfit(layout, (shape.n, shape.k), q_dtype_w, ("model_dim", "inter_dim"))
 
 
 def usual_layout(shape: Shape) -> str:
-    """Return the layout of AITER's rows: shuffled weights, plain ones where the sizes do not fit."""
+    """Return the default layout of AITER's rows: shuffled, or plain if the sizes do not divide."""
     return "row" if _misfit(shape, LAYOUT) else LAYOUT
 
 
 def _problem(shape: Shape) -> str:
-    """Return why no operands have a shape whose fields are known, or ""."""
+    """Return why a shape with valid fields is impossible, or ""."""
     if fault := moe_words.problem(shape):
         return fault
     if shape["q_dtype_w"] == "int4" and shape.layout != LAYOUT:
@@ -39,6 +39,6 @@ def _problem(shape: Shape) -> str:
     return _misfit(shape, shape.layout)
 
 
-#: Fields of every shape.
+#: Required fields of `Shape.extra`.
 _FIELDS = ("act", "doweight_stage1", "expert", "g1u1", "q_dtype_a", "q_dtype_w", "q_type", "topk")
 DOMAIN = Domain(DTYPES, DTYPES, layouts="own", extra=_FIELDS, optional=(EXPERT_PARALLEL, FIELD, GATE_MODE, OPTIONS), further=_problem)

@@ -1,4 +1,4 @@
-"""fmoe's public function, with AITER's name and arguments."""
+"""`fused_moe`: fmoe's public function, with AITER's signature."""
 
 from __future__ import annotations
 
@@ -20,30 +20,29 @@ if TYPE_CHECKING:
 OPERANDS = (
     "hidden", "w1", "w2", "topk_weight", "topk_ids", "w1_scale?", "w2_scale?", "a1_scale?", "a2_scale?", "bias1?", "bias2?",
 )  # fmt: skip
-#: The operands without the biases, which few calls have.
+#: The operands without biases: the usual signature.
 _USUAL = OPERANDS[:9]
 _FIELDS = ("activation", "quant_type", "doweight_stage1", "expert_parallel", "scale_order")
-#: Arguments that change the result, with the values that do not.
+#: Rare arguments that change the result, with their neutral values.
 _SPECIAL: dict[str, tuple[Any, ...]] = {
     "swiglu_limit": (None, 0), "beta": (None,), "linear_beta": (None,), "gate_mode": (None, "separated"),
 }  # fmt: skip
 
-#: AITER's arguments that change the result and are not computed here, with their neutral values.
+#: AITER's unsupported arguments, with the neutral values that are accepted.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "shared_w1": (None,), "shared_w2": (None,), "shared_w1_scale": (None,), "shared_w2_scale": (None,),
     "shared_expert_id": (-1, None), "stage2_scatter": (None,),
 }  # fmt: skip
 
 
-#: The hot function with the biases, and with arguments that few calls have.
+#: The hot function that also takes biases and rare arguments.
 hot_special = hot
 
 
 def _special(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that change the result.
+    """Return the rare arguments that are given and not neutral.
 
-    Raises TypeError for one that AITER does not have either, OperandError for one that is not
-    computed.
+    Raises TypeError for an argument unknown to AITER, OperandError for an unsupported one.
     """
     special = {}
     for name, value in arguments.items():
@@ -62,7 +61,7 @@ def _special(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def _local(
     hidden: torch.Tensor, scale: Any, weights: torch.Tensor, ids: torch.Tensor, mask: Any, tokens: Any, experts: int
 ) -> tuple[Any, ...]:
-    """Return hidden states, their scales, routing weights and ids of this rank's experts and tokens alone."""
+    """Restrict hidden states, scales, routing weights and ids to this rank's experts and tokens."""
     moe.check_local(hidden, weights, ids, mask, tokens)
     if tokens is not None:
         hidden = moe.local_tokens(hidden, tokens)
@@ -97,33 +96,33 @@ def fused_moe(  # noqa: PLR0913, PLR0917 - AITER's signature
     scale_order: str | None = None,
     **others: Any,
 ) -> torch.Tensor:
-    """Compute a fused mixture of experts, [T, model_dim], by the solution that the tables choose.
+    """Compute a fused mixture of experts, [T, model_dim], by the solution the tables choose.
 
     Args:
         hidden_states: [T, model_dim] in bf16 or fp16; or quantised, with a1_scale and dtype.
-        w1: [E, 2 * inter_dim, model_dim], of each expert the gate's rows and then those it
-            multiplies, or ungated [E, inter_dim, model_dim]; plain or shuffled.
+        w1: [E, 2 * inter_dim, model_dim], each expert's gate rows before its up rows, or ungated
+            [E, inter_dim, model_dim]; plain or shuffled.
         w2: [E, model_dim, inter_dim], like w1; fp4x2 halves the last dimension of both.
         topk_weight, topk_ids: [T, topk], float32 and int32; int64 is converted in each call.
-        expert_mask: [all experts], 1 for those whose weights are here; topk_ids count all, and
-            the last slot is AITER's spare one.
+        expert_mask: [all experts], 1 for local ones; topk_ids number all experts, and the last
+            entry is AITER's extra slot.
         activation, quant_type: of `ActivationType` and `QuantType`, or AITER's.
-        doweight_stage1: multiply the routing weight into stage 1's product, not stage 2's.
+        doweight_stage1: apply the routing weights in stage 1 instead of stage 2.
         w1_scale, w2_scale: float32 [E] for per_Tensor, [E, rows, 1] for per_Token, [E,
             ceil(rows/128), ceil(cols/128)] for per_1x128; for per_1x32 e8m0 [E, rows, cols/32],
             also shuffled by `shuffle_scale`, of int4 bf16 [E, cols/32, rows].
         a1_scale, a2_scale: one float32 value for per_Tensor, or None. a1_scale of quantised
             hidden states: one value, [T, 1], [T, model_dim/128] or e8m0 [T, model_dim/32].
-        num_local_tokens: one value, from which on rows of the output are zero.
-        dtype: of the output, bf16 or fp16; None for that of hidden_states.
-        block_size_M, moe_sorting_dispatch_policy, splitk, hidden_pad, intermediate_pad: not
-            used: the table decides, and the padding of weights is zero.
+        num_local_tokens: one value; output rows from this index on are zero.
+        dtype: output dtype, bf16 or fp16; None for that of hidden_states.
+        block_size_M, moe_sorting_dispatch_policy, splitk, hidden_pad, intermediate_pad:
+            ignored: the table decides, and padding of weights must be zero.
         bias1, bias2: [E, rows of w1, the gate's first] and [E, model_dim], float.
-        scale_order: of e8m0 scales, ``aiter32x8`` or ``row``; None: by type or sizes.
+        scale_order: order of e8m0 scales, ``aiter32x8`` or ``row``; None to infer it.
         others: AITER's swiglu_limit, beta, linear_beta and gate_mode.
 
     Raises:
-        OperandError: operands that do not fit each other, or an argument not computed here.
+        OperandError: mismatched operands, or an unsupported argument.
     """
     del block_size_M, moe_sorting_dispatch_policy, splitk, hidden_pad, intermediate_pad
     special = _special(others) if others else None

@@ -1,4 +1,4 @@
-"""Formats of the weights, scales and activations of a fused mixture of experts."""
+"""Formats of fmoe's weights, scales and activations."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from tunedgemm.shape import Shape
 if TYPE_CHECKING:
     import torch
 
-#: Columns of a block of scales, and elements of a group with a scale in per_1x32.
+#: Columns per scale in block scaling, and elements per scale in per_1x32.
 _BLOCK, _GROUP = 128, 32
 
 
 def packed(shape: Shape) -> int:
-    """Return how many values one element of the weights' last dimension holds."""
+    """Return the number of values per element in the weights' last dimension."""
     return 2 if shape["q_dtype_w"] in PACKED else 1
 
 
 def scale_shape(shape: Shape, rows: int, cols: int) -> tuple[int, ...]:
-    """Return the shape of the scales of weights [expert, rows, cols], () for none.
+    """Return the shape of the scales of weights [expert, rows, cols]; () for none.
 
-    cols counts elements. Shuffled e8m0 scales are those of the rows of all experts, padded to
-    multiples of (256, 8). Those of int4 have the groups before the rows.
+    cols counts values. Shuffled e8m0 scales are flattened over experts and padded to multiples of
+    (256, 8). int4 scales have the groups before the rows.
     """
     experts, kind = int(shape["expert"]), str(shape["q_type"])
     if kind == "per_1x32" and shape["q_dtype_w"] == "int4":
@@ -41,7 +41,7 @@ def scale_shape(shape: Shape, rows: int, cols: int) -> tuple[int, ...]:
 
 
 def stage_rows(shape: Shape) -> int:
-    """Return the rows of an expert's w1: twice inter_dim with a gate."""
+    """Return the rows of an expert's w1: inter_dim, or twice that with a gate."""
     return shape.k * (2 if shape["g1u1"] else 1)
 
 
@@ -49,10 +49,10 @@ def with_scale_order(shape: Shape, stated: str | None, w1_scale: torch.Tensor | 
     """Return the shape of a call with the order of its e8m0 scales.
 
     Args:
-        stated: the order that the caller states, None for none.
+        stated: the caller's ``scale_order``, or None.
 
-    Raises:
-        OperandError: no order is certain, or an order is stated of other scales.
+        Raises:
+        OperandError: the order is ambiguous, or is stated for scales that are not e8m0.
     """
     if not has_e8m0_scales(shape):
         if stated:
@@ -69,9 +69,9 @@ def with_scale_order(shape: Shape, stated: str | None, w1_scale: torch.Tensor | 
 
 
 def e8m0_forms(shape: Shape, order: str, rows: int, cols: int) -> tuple[tuple[int, ...], ...]:
-    """Return the sizes of e8m0 scales of weights [E, rows, cols] in an order.
+    """Return the valid sizes of e8m0 scales of weights [E, rows, cols] in an order.
 
-    Those without padding may be by expert.
+    Unpadded scales may have a leading expert dimension.
     """
     experts, groups = int(shape["expert"]), cols // _GROUP
     flat, by_expert = (experts * rows, groups), (experts, rows, groups)
@@ -84,12 +84,12 @@ def e8m0_forms(shape: Shape, order: str, rows: int, cols: int) -> tuple[tuple[in
 def quantised(
     values: torch.Tensor, shape: Shape, word: str, scale: torch.Tensor | None = None, rows: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise values [R, C] in the kind of a shape: (quantised values, scales).
+    """Quantise values [R, C] by a shape's q_type; return (quantised values, scales).
 
     Args:
         word: short dtype of the result.
-        scale: one value for per_Tensor, None to take the largest magnitude of all values.
-        rows: of a block that shares a scale.
+        scale: one value for per_Tensor; None to compute it from amax.
+        rows: rows per block of scales.
     """
     from tunedgemm.ops.formats import int4, mxfp4, mxfp8, quant
 
@@ -104,7 +104,7 @@ def quantised(
 
 
 def as_quantised(x: torch.Tensor, shape: Shape, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """Quantise activations [R, C] and convert them back to *dtype*, as a stage multiplies them.
+    """Quantise and dequantise activations [R, C] to *dtype*, as a stage's input.
 
     Args:
         scale: as for `quantised`.
@@ -119,7 +119,7 @@ def stage1_input(hidden: torch.Tensor, shape: Shape, scale: torch.Tensor | None,
     """Return the hidden states [T, model_dim] as stage 1 multiplies them, in *dtype*.
 
     Args:
-        scale: of hidden states that come quantised, else as for `as_quantised`.
+        scale: the scale of quantised hidden states, else as for `as_quantised`.
     """
     import torch
 
@@ -131,7 +131,7 @@ def stage1_input(hidden: torch.Tensor, shape: Shape, scale: torch.Tensor | None,
 
 
 def ordered_weight(weight: torch.Tensor, shape: Shape) -> torch.Tensor:
-    """Return weights [expert, rows, cols] with their bytes in order, int4 as int8 values."""
+    """Return weights [expert, rows, cols] unshuffled, with int4 unpacked to int8 values."""
     from tunedgemm.ops.formats import int4
     from tunedgemm.ops.formats.shuffle import unshuffle_weight
 
@@ -141,7 +141,7 @@ def ordered_weight(weight: torch.Tensor, shape: Shape) -> torch.Tensor:
 
 
 def plain_scale(scale: torch.Tensor | None, shape: Shape, rows: int, cols: int) -> torch.Tensor | None:
-    """Return the scales of weights [expert, rows, cols] in order as [expert, ...]; None without any."""
+    """Return the scales of weights [expert, rows, cols] as [expert, ...], row-major; None if absent."""
     import torch
 
     from tunedgemm.ops.formats.scales import unshuffle_scale
@@ -162,19 +162,19 @@ def expert_weight(weight: torch.Tensor, scale: torch.Tensor | None, expert: int,
     """Return one expert's matrix [rows, cols] in *dtype*, dequantised.
 
     Args:
-        weight: as `ordered_weight` gives it (cols / 2 for fp4x2).
-        scale: as `plain_scale` gives it.
+        weight: from `ordered_weight` (cols / 2 for fp4x2).
+        scale: from `plain_scale`.
     """
     import torch
 
-    if shape["q_dtype_w"] == "fp4x2":  # torch indexes no 4-bit tensors
+    if shape["q_dtype_w"] == "fp4x2":  # torch cannot index 4-bit tensors
         weight = weight.view(torch.uint8)
     one = weight[expert : expert + 1]
     return dequantised(one, None if scale is None else scale[expert : expert + 1], shape, dtype)[0]
 
 
 def dequantised(values: torch.Tensor, scale: torch.Tensor | None, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
-    """Return activations [R, C], or matrices of experts [E, rows, cols], in *dtype*, by their scales."""
+    """Dequantise activations [R, C] or expert weights [E, rows, cols] to *dtype*."""
     import torch
 
     from tunedgemm.ops.formats import mxfp4, mxfp8, quant

@@ -1,4 +1,4 @@
-"""Check and draw the operands of fmoe."""
+"""Operands of fmoe: their shape, checks and random inputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 
-#: AITER's kernels read int4 weights in this order alone, whatever their type says.
+#: The only layout in which AITER's kernels read int4 weights.
 _INT4_LAYOUT = "aiter16x16"
 
 
@@ -37,12 +37,12 @@ def shape_of(  # noqa: PLR0913 - fields of the shape
     beta: float | None = None,
     linear_beta: float | None = None,
 ) -> Shape:
-    """Return the shape of a call; raises OperandError for operands that do not fit each other.
+    """Return the shape of a call; raise OperandError for mismatched operands.
 
     Args:
-        q_dtype_a: dtype of the activations in the products; "" for AITER's choice.
-        gate_mode: AITER's order of w1's rows.
-        scale_order: order of e8m0 scales; None: as their types or sizes tell.
+        q_dtype_a: short dtype to which activations are quantised; "" for AITER's choice.
+        gate_mode: AITER's order of gate and up rows in w1.
+        scale_order: order of e8m0 scales; None to infer it from their types or sizes.
     """
     import torch
 
@@ -101,16 +101,13 @@ def shape_of(  # noqa: PLR0913 - fields of the shape
 
 
 def default_q_dtype_a(shape: Shape) -> str:
-    """Return the dtype that AITER gives the activations of a shape's call on this process's device."""
+    """Return the short dtype to which AITER quantises activations on the current device."""
     kind, q_dtype_w, act = (str(shape[name]) for name in ("q_type", "q_dtype_w", "act"))
     return moe_words.activation_dtype(kind, q_dtype_w, act, shape.m, GATE_MODE in dict(shape.extra), current_device().gfx)
 
 
 def _weights(hidden: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, kind: str) -> tuple[int, int, int, bool, str]:
-    """Return (experts, model_dim, inter_dim, whether gated, dtype) of the weights.
-
-    Raises OperandError where they do not fit each other.
-    """
+    """Return (experts, model_dim, inter_dim, gated, dtype); raise OperandError for a mismatch."""
     import torch
 
     operands = f"hidden {tuple(hidden.shape)} {hidden.dtype}, w1 {tuple(w1.shape)} {w1.dtype}, w2 {tuple(w2.shape)} {w2.dtype}, {kind}"
@@ -144,7 +141,7 @@ def _weights(hidden: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, kind: str
 
 
 def _topk(hidden: torch.Tensor, topk_weight: torch.Tensor, topk_ids: torch.Tensor) -> int:
-    """Return topk of the routing; raise OperandError where it does not fit the tokens."""
+    """Return topk; raise OperandError if the routing does not match the tokens."""
     import torch
 
     sizes = (hidden.shape[0], topk_weight.shape[-1] if topk_weight.dim() else 0)
@@ -159,10 +156,7 @@ def _topk(hidden: torch.Tensor, topk_weight: torch.Tensor, topk_ids: torch.Tenso
 
 
 def _check_scale(name: str, scale: torch.Tensor | None, shape: Shape, sizes: tuple[int, int], device: torch.device) -> None:
-    """Raise OperandError for a wrong scale of weights [E, *sizes].
-
-    It may be missing, superfluous, or of another shape, dtype or device.
-    """
+    """Raise OperandError for a missing, superfluous or mismatched scale of weights [E, *sizes]."""
     kind = str(shape["q_type"])
     if kind == "No":
         if scale is not None:
@@ -176,7 +170,7 @@ def _check_scale(name: str, scale: torch.Tensor | None, shape: Shape, sizes: tup
 
 
 def _scale_forms(shape: Shape, rows: int, cols: int) -> tuple[list[tuple[int, ...]], list[str], str]:
-    """Return the shapes and dtypes of scales of weights [E, rows, cols], and the order they need."""
+    """Return the valid shapes and dtypes of scales of weights [E, rows, cols], and their order."""
     kind, experts = str(shape["q_type"]), int(shape["expert"])
     wanted = moe_formats.scale_shape(shape, rows, cols)
     if kind != "per_1x32":
@@ -191,7 +185,7 @@ def _scale_forms(shape: Shape, rows: int, cols: int) -> tuple[list[tuple[int, ..
 
 
 def _check_static(name: str, scale: torch.Tensor | None, kind: str, device: torch.device) -> None:
-    """Raise OperandError for a scale of activations that is not one float32 value of per_Tensor."""
+    """Raise OperandError for an activation scale other than one float32 value for per_Tensor."""
     if scale is None:
         return
     if kind != "per_Tensor":
@@ -201,7 +195,7 @@ def _check_static(name: str, scale: torch.Tensor | None, kind: str, device: torc
 
 
 def _check_given(scale: torch.Tensor | None, shape: Shape, device: torch.device) -> None:
-    """Raise OperandError for a1_scale where the hidden states are quantised and it does not fit them."""
+    """Raise OperandError if a1_scale does not match quantised hidden states."""
     kind, rows = str(shape["q_type"]), shape.m
     groups = shape.n // 32 if kind == "per_1x32" else -(-shape.n // 128)
     wanted = {"per_Tensor": [(1,), ()], "per_Token": [(rows, 1), (rows,)]}.get(kind, [(rows, groups)])
@@ -215,20 +209,19 @@ def _check_given(scale: torch.Tensor | None, shape: Shape, device: torch.device)
 
 
 def _check_bias(name: str, bias: torch.Tensor | None, wanted: tuple[int, int], device: torch.device) -> None:
-    """Raise OperandError for a bias that is not [E, columns] in a float dtype on the device."""
+    """Raise OperandError for a bias of another shape than *wanted*, not float or elsewhere."""
     if bias is not None and (tuple(bias.shape) != wanted or not bias.is_floating_point() or bias.device != device):
         got = f"{tuple(bias.shape)} {bias.dtype} on {bias.device}"
         raise OperandError(f"fmoe: {name} must be {list(wanted)} in a float dtype on {device} (got {got})")
 
 
 def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """Draw normal hidden states and experts, quantised and shuffled as the shape says.
+    """Draw normal hidden states and experts, quantised and shuffled by the shape.
 
-    Each token's experts are random and distinct; those beyond the shape's are of other ranks.
-    Groups with separate scales differ in size by up to 4, so that a scale of another group shows.
-    The weights' spread makes stage 1's products about 2 and the output about 1 whatever the sizes.
-    So activations are used where they bend, and a bound of one element means the same for every
-    shape.
+    Each token's experts are random and distinct; ids beyond the shape's belong to other ranks.
+    Magnitudes of scale groups differ by up to 4, so that a wrong group's scale is detected.
+    Weights are scaled so that stage 1's products are about 2 and the output about 1. So
+    activations are tested where they are non-linear, and element bounds hold for every shape.
     """
     import torch
 
@@ -242,7 +235,7 @@ def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...
     chosen, ids = logits.topk(topk, dim=-1)
     routing = moe.local_routing(torch.softmax(chosen, -1), ids, None, None, experts)
     rows = moe_formats.stage_rows(shape)
-    # One scale of all tokens' intermediates would make nothing of those of the smaller experts.
+    # With one scale for all, intermediates of experts with small weights would round to 0.
     spread = 1.5 if kind == "per_Tensor" else _SPREAD
     w1, w1_scale = _experts(shape, (rows, shape.n), 4 * shape.n**-0.5, spread, generator)
     w2, w2_scale = _experts(shape, (shape.n, shape.k), 2 * shape.k**-0.5, _SPREAD, generator)
@@ -257,10 +250,10 @@ def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...
     return operands[: max(index for index, operand in enumerate(operands) if operand is not None) + 1]
 
 
-#: Largest ratio between the sizes of two groups of random values with separate scales.
+#: Largest ratio between the magnitudes of two scale groups.
 _SPREAD = 4.0
 
-#: Rows and columns that share a scale, 0 for all of them.
+#: Rows and columns per scale of the activations, 0 for all.
 _ACTIVATION_GROUPS = {
     "No": (0, 0), "per_Tensor": (0, 0), "per_Token": (1, 0), "per_1x32": (1, 32), **dict.fromkeys(moe_words.BLOCK_ROWS, (1, 128)),
 }  # fmt: skip
@@ -268,7 +261,7 @@ _WEIGHT_GROUPS = _ACTIVATION_GROUPS | {kind: (rows, 128) for kind, rows in moe_w
 
 
 def _uneven(sizes: tuple[int, int], group: tuple[int, int], spread: float, generator: torch.Generator) -> torch.Tensor:
-    """Draw factors of 1/spread to 1, one for each group, that apply to [*sizes]."""
+    """Draw factors from 1/spread to 1, one per scale group, expanded to [*sizes]."""
     import torch
 
     high, wide = (step or max(1, size) for size, step in zip(sizes, group, strict=True))
@@ -281,7 +274,7 @@ def _uneven(sizes: tuple[int, int], group: tuple[int, int], spread: float, gener
 def _experts(
     shape: Shape, sizes: tuple[int, int], size: float, spread: float, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Draw weights [E, *sizes] and their scales by expert: in float32 all would not fit a device."""
+    """Draw weights [E, *sizes] and scales, expert by expert to save float32 memory."""
     import torch
 
     kind, word, experts = str(shape["q_type"]), str(shape["q_dtype_w"]), int(shape["expert"])
@@ -305,7 +298,7 @@ def _experts(
 def _stored(
     weights: torch.Tensor, scale: torch.Tensor | None, shape: Shape, sizes: tuple[int, int]
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the bytes of weights and their scales [E, ...] in the layout of the shape."""
+    """Pack and shuffle weights and their scales [E, ...] into the shape's layout."""
     import torch
 
     from tunedgemm.ops.formats import int4

@@ -1,6 +1,6 @@
-"""Options of a fused mixture of experts beyond AITER's key: biases, bounds, quantised hidden states.
+"""Options of fmoe that AITER's key lacks: biases, bounds, quantised hidden states.
 
-A shape without any has no field for them. Imports no torch.
+A shape without options has no field for them. Imports no torch.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from tunedgemm.shape import Shape
 if TYPE_CHECKING:
     import torch
 
-#: Fields of `Shape.extra`, and columns: the order of w1's rows, and the other options in one text.
+#: Fields of `Shape.extra` and columns: the order of w1's rows, and all other options as one text.
 GATE_MODE, OPTIONS = "gate_mode", "options"
-#: Words of the gate's mode: the gate's rows alternate with those that it multiplies, in blocks of
-#: 16 rows where the weights are shuffled, else one by one. The second word is one by one anyway,
-#: as gfx1250 has shuffled weights.
+#: Gate modes with interleaved gate and up rows. The first interleaves blocks of 16 rows in shuffled
+#: weights and single rows in plain ones; the second always single rows, as gfx1250 does.
 INTERLEAVE, INTERLEAVE_ROWS = "interleave", "interleave_rows"
-#: Swiglu's bound of both halves where a call gives none.
+#: Default bound of both halves in Swiglu.
 SWIGLU_LIMIT = 7.0
-#: AITER's modes of weights with the gate's rows first.
+#: AITER's gate modes with all gate rows first.
 _SEPARATED = ("", "separated", "mock_gate_only", "gate_only")
 _ROWS = 16
 
@@ -35,9 +34,9 @@ class Options:
     """The options of one call.
 
     Attributes:
-        bias1, bias2: whether stage 1 and 2 add a bias.
-        quantised: whether the hidden states come quantised.
-        swiglu_limit: bound of both halves of a gated product; None for none, or Swiglu's own.
+        bias1, bias2: whether stage 1 and stage 2 add a bias.
+        quantised: whether the caller passes quantised hidden states.
+        swiglu_limit: bound of both halves of a gated product; None for the default.
         beta, linear_beta: bounds of Situv2's halves.
     """
 
@@ -60,10 +59,10 @@ _NUMBERS = tuple(name for name in attrs.asdict(_NONE) if name not in _FLAGS)
 
 
 def parse_options(text: str) -> Options:
-    """Parse the text of an `Options`.
+    """Parse the text of `Options`.
 
     Raises:
-        ShapeError: a word that is none of them.
+        ShapeError: an unknown option.
     """
     return Options(**dict(map(_parse_word, text.split())))
 
@@ -91,7 +90,7 @@ def options_of(shape: Shape) -> Options:
 
 
 def gate_rows(shape: Shape) -> int:
-    """Return the rows of w1 after which gate and factor alternate; 0 where the gate's come first."""
+    """Return the interleaving block of gate and up rows in w1; 0 if all gate rows come first."""
     mode = dict(shape.extra).get(GATE_MODE, "")
     if not mode:
         return 0
@@ -99,15 +98,15 @@ def gate_rows(shape: Shape) -> int:
 
 
 def gate_block() -> int:
-    """Return the rows of a block where shuffled weights alternate on the present device."""
+    """Return the interleaving block of shuffled weights on the current device."""
     return 1 if current_device().gfx == "gfx1250" else _ROWS
 
 
 def gate_word(value: Any, gfx: str = "") -> str:
-    """Return the word of a gate's mode: AITER's word, its enum's member or that member's text.
+    """Return the canonical gate mode of AITER's word, enum member or its text.
 
     Raises:
-        OperandError: another mode.
+        OperandError: an unknown mode.
     """
     text = str(getattr(value, "value", value) or "").rpartition(".")[2].lower()
     if text in _SEPARATED:
@@ -120,14 +119,14 @@ def gate_word(value: Any, gfx: str = "") -> str:
 def call_options(
     biases: tuple[torch.Tensor | None, torch.Tensor | None], act: str, quantised: bool, swiglu_limit: float | None, **betas: float | None
 ) -> str:
-    """Return the text of the options of a call.
+    """Return the options of a call as text.
 
     Args:
         biases: bias1 and bias2.
-        act: word of the activation; a bound that it does not use is dropped.
-        quantised: whether the hidden states are.
-        swiglu_limit: AITER's, None where it is not given.
-        betas: beta and linear_beta, None where they are not given.
+        act: name of the activation, which decides the bounds that are kept.
+        quantised: whether the hidden states are quantised.
+        swiglu_limit: AITER's argument; None if not given.
+        betas: beta and linear_beta; None if not given.
     """
     given = {name: float(value) for name, value in betas.items() if value is not None}
     given |= {"swiglu_limit": float(swiglu_limit)} if swiglu_limit else {}
@@ -135,7 +134,7 @@ def call_options(
 
 
 def _used(options: Options, act: str) -> Options:
-    """Return options without the bounds that an activation does not use."""
+    """Drop the bounds that an activation does not use."""
     if act != "situv2":
         options = attrs.evolve(options, beta=_NONE.beta, linear_beta=_NONE.linear_beta)
     elif options.swiglu_limit is not None:
@@ -144,14 +143,14 @@ def _used(options: Options, act: str) -> Options:
 
 
 def used_gate(mode: str, gated: bool, kind: str) -> str:
-    """Return the word of a gate's mode, "" where the kernels of AITER take the gate's rows first anyway."""
+    """Return a gate mode, or "" where AITER's kernels ignore it and expect gate rows first."""
     return mode if gated and kind == "per_1x32" else ""
 
 
 def canonical(shape: Shape) -> Shape:
-    """Return experts as a call names them: without a mode or bounds that it does not use.
+    """Return the shape that a call has: without unused gate mode and bounds.
 
-    Hidden states that come quantised have the dtype of the output.
+    Quantised hidden states count as the output dtype.
     """
     fields = dict(shape.extra)
     if GATE_MODE not in fields and OPTIONS not in fields:

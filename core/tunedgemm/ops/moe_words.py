@@ -1,4 +1,4 @@
-"""AITER's words for a fused mixture of experts, and the dtypes that each kind of quantisation takes.
+"""AITER's enums for fmoe, and the dtypes that each quantisation supports.
 
 Imports no torch.
 """
@@ -15,7 +15,7 @@ from tunedgemm.shape import Shape
 
 
 class _AiterEnum(enum.IntEnum):
-    """Numbers as in AITER, written as AITER's tables hold them."""
+    """An enum with AITER's values, written as in AITER's tables."""
 
     def __str__(self) -> str:
         return f"{type(self).__name__}.{self.name}"
@@ -35,10 +35,9 @@ class ActivationType(_AiterEnum):
 
 
 class QuantType(_AiterEnum):
-    """AITER's kinds of quantisation (csrc/include/aiter_enum.h).
+    """AITER's quantisation types (csrc/include/aiter_enum.h).
 
-    ``per_128x128`` is AITER's other name of ``per_1x128``: blocks of the weights, and 128 elements
-    of the activations.
+    ``per_128x128`` is an alias of ``per_1x128``: 128x128 blocks of weights, 1x128 of activations.
     """
 
     No = 0
@@ -52,15 +51,14 @@ class QuantType(_AiterEnum):
 
 
 NAME = "fmoe"
-#: Field of `Shape.extra` where experts are on several ranks, and the column.
+#: Field of `Shape.extra` for expert parallelism, and its column.
 EXPERT_PARALLEL = "expert_parallel"
 #: Dtypes of the hidden states and of the output.
 DTYPES = ("bf16", "fp16")
 _FP8 = ("fp8_e4m3fn", "fp8_e4m3fnuz")
-#: Kind -> rows of a block of the weights that shares a scale with 128 columns; 128 elements of an
-#: activation share one.
+#: Quantisation type -> rows per weight scale of 128 columns; activations have 1x128 scales.
 BLOCK_ROWS = {"per_1x128": 128, "per_256x128": 256, "per_1024x128": 1024}
-#: the word of a kind in `Shape.extra` -> the dtypes that weights of this kind may have
+#: Quantisation type, as in `Shape.extra` -> short dtypes that its weights may have.
 WEIGHT_DTYPES = {
     "No": DTYPES,
     "per_Tensor": (*_FP8, "int8"),
@@ -68,32 +66,32 @@ WEIGHT_DTYPES = {
     "per_1x32": ("fp4x2", *_FP8, "int4"),
     **dict.fromkeys(BLOCK_ROWS, _FP8),
 }
-#: topk of AITER's rows for expert parallelism in tuned_grouped_fmoe.csv: they hold for any.
+#: Value of topk in AITER's rows of tuned_grouped_fmoe.csv that hold for any topk.
 ANY_TOPK = -1
 #: Dtypes with two elements in a byte.
 PACKED = ("fp4x2", "int4")
-#: the word of an activation in `Shape.extra` -> its member
+#: Activation, as in `Shape.extra` -> its member.
 ACTIVATIONS = {member.name.lower(): member for member in (ActivationType(value) for value in (0, 1, 2, 3, -1))}
 _PLAIN_KINDS, _PLAIN_ACTIVATIONS = ("No", "per_Tensor", "per_Token", "per_1x32", "per_1x128"), ("silu", "gelu", "swiglu")
-#: Activations of two halves.
+#: Activations of a gate and an up half.
 GATED = ("swiglu", "situv2")
-#: Variables of AITER's rule, with its defaults: tokens from which activations are quantised.
+#: AITER's variables for the token count from which activations are quantised, by gate mode.
 _BOUNDS = {"separated": "GPTOSS_SWIGLU_MXFP4_BF16_BOUND", "interleaved": "AITER_BF16_FP8_MOE_BOUND"}
 
 
 def activation_dtypes(kind: str, dtype: str) -> tuple[str, ...]:
-    """Return the dtypes that activations may have in a stage: quantised, or the 16 bits they come in."""
+    """Return the short dtypes of activations in a stage: quantised, or 16 bits."""
     if kind == "No":
         return (dtype,)
     return *(word for word in WEIGHT_DTYPES[kind] if word != "int4"), *DTYPES
 
 
 def activation_dtype(kind: str, q_dtype_w: str, act: str, m: int, interleaved: bool, gfx: str) -> str:
-    """Return the dtype that AITER gives the activations of a call (fused_moe.py).
+    """Return the short dtype to which AITER quantises a call's activations (fused_moe.py).
 
-    It is that of the weights, except with scales of 32 elements: int4 weights multiply bf16, and
-    mxfp4 ones bf16, fp8 or mxfp4 by the activation, the number of tokens and the architecture.
-    NVIDIA's GPUs, which AITER does not know, multiply few tokens by Swiglu's weights in mxfp4, too.
+    It is that of the weights, except for per_1x32: bf16 for int4 weights, and bf16, fp8 or mxfp4
+    for mxfp4 weights by activation, token count and architecture. On NVIDIA, which AITER does not
+    support, Swiglu with few tokens uses mxfp4, too.
     """
     if q_dtype_w == "int4":
         return "bf16"
@@ -113,23 +111,19 @@ def _bound(gate: str) -> int:
 
 
 def act_word(value: Any) -> str:
-    """Return the word of a member of either enum, or of its number, such as ``silu``.
-
-    The enums are `ActivationType` and AITER's.
+    """Return the name, such as ``silu``, of a number or member of `ActivationType` or AITER's enum.
 
     Raises:
-        OperandError: another activation; the message lists those there are.
+        OperandError: an unknown activation.
     """
     return _member(ActivationType, value).name.lower()
 
 
 def quant_word(value: Any) -> str:
-    """Return the name of a kind of quantisation: a member of `QuantType`, of AITER's enum, or a number.
-
-    It is that of the member; ``per_128x128`` is ``per_1x128``.
+    """Return the name of a number or member of `QuantType` or AITER's enum, aliases resolved.
 
     Raises:
-        OperandError: another kind; the message lists those there are.
+        OperandError: an unknown quantisation type.
     """
     member: enum.IntEnum = _member(QuantType, value)
     return "per_1x128" if member is QuantType.per_128x128 else member.name
@@ -145,14 +139,13 @@ def _member(kind: type[enum.IntEnum], value: Any) -> enum.IntEnum:
 
 
 def cell_word(column: str, text: str, words: dict[str, str]) -> str:
-    """Return the meaning of a table's text, looked up in a closed list.
+    """Translate the text of a table cell.
 
     Args:
-        words: the texts known, as AITER writes them, each with its meaning; the part before the dot
-            may be left out.
+        words: maps AITER's texts to our words; a text may omit the part before the dot.
 
     Raises:
-        ShapeError: another text; the message lists those known.
+        ShapeError: an unknown text.
     """
     meaning = words.get(text) or {name.partition(".")[2]: word for name, word in words.items()}.get(text)
     if meaning is None:
@@ -162,7 +155,7 @@ def cell_word(column: str, text: str, words: dict[str, str]) -> str:
 
 
 def problem(shape: Shape) -> str:
-    """Return why no operands could have a shape, or ""."""
+    """Return why a shape is impossible, or ""."""
     for name in ("expert", "topk"):
         if int(shape[name]) < 1:
             any_number = "; AITER's rows of grouped experts name any number so" if shape[name] == ANY_TOPK else ""
@@ -182,10 +175,10 @@ def problem(shape: Shape) -> str:
 
 
 def unusual_experts(shape: Shape) -> str:
-    """Return what sets a shape apart from plain experts, or "".
+    """Return which rare feature a shape has, or "".
 
-    Plain experts multiply two factors of one dtype, in a kind of quantisation and with an
-    activation that every backend knows.
+    Without any, activations and weights have one dtype, and backends commonly support the
+    quantisation and the activation.
     """
     kind, q_dtype_a, q_dtype_w = (str(shape[name]) for name in ("q_type", "q_dtype_a", "q_dtype_w"))
     if q_dtype_a != q_dtype_w:

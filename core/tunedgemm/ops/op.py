@@ -1,4 +1,4 @@
-"""Op: the description of one tensor signature. A file of this folder has one op or a family."""
+"""Op: the definition of one tensor signature. Each other module defines one op or a family."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     import torch
 
 
-#: A launcher's call, or a function that takes its place.
+#: A launcher's function, or a wrapper of one.
 Function = Callable[..., "torch.Tensor"]
 
-#: The arguments of `Serving.call`: operands in the op's order, output dtype or None, op's fields.
+#: Arguments of `Serving.call`: operands in the op's order, output dtype or None, the op's fields.
 Arguments = tuple[tuple["torch.Tensor | None", ...], "torch.dtype | None", dict[str, Any]]
 
-#: Maps the arguments of a hot function to those of `Serving.call`, in Python that compilers trace.
+#: Maps the arguments of a hot function to those of `Serving.call`; Dynamo can trace it.
 ArgumentOrder = Callable[..., Arguments]
 
 
 @attrs.frozen
 class Tolerance:
-    """Bounds of the error of an output against the reference.
+    """Error bounds of an output against the reference.
 
     Attributes:
-        atol, rtol: bounds of one element, ``|out - ref| <= atol + rtol * |ref|``; the share of
-            elements outside them is AITER's error ratio.
-        row_error: bound of ``norm(out - ref) / norm(ref)`` for the worst row of the output.
+        atol, rtol: element bounds, ``|out - ref| <= atol + rtol * |ref|``; the fraction of
+            elements that exceed them is AITER's error ratio.
+        row_error: bound of ``norm(out - ref) / norm(ref)`` for each row of the output.
     """
 
     atol: float
@@ -45,7 +45,7 @@ class Tolerance:
 
 
 def as_they_are(cells: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the cells of a row: AITER's columns are those of every op."""
+    """Return the cells unchanged: the default of `Columns.read` and `Columns.write`."""
     return cells
 
 
@@ -55,19 +55,19 @@ class Columns:
 
     Attributes:
         tuned_file, untuned_file: AITER's default file names.
-        variable: the environment variable that names other files.
+        variable: the environment variable that overrides the tuned files.
         key: columns of the untuned file; the tuned file has gfx and cu_num before them.
         values: columns of the tuned file after its key.
-        parse: one row as texts of `key` and `own`, absent columns left out, to a Shape; raises
-            UserError for a wrong cell. That of an op returns the shape as calls ask for it
-            (`Op.as_asked`). The text of ``gfx`` is the row's architecture, "" or absent
-            the present one; ``fp8`` depends on it.
-        format: a Shape to the texts of `key` and `own`; "" where a column of `own` has its default.
-        own: our columns, after AITER's, for the parts of a shape that AITER's key lacks.
-        read: cells of `values`, absent ones left out, to the cells that every op has. Those are
-            ``libtype``, ``kernelName``, ``splitK``, ``us`` and ``err_ratio``. Needed where AITER's
-            columns differ. What it does not return is read under its own name.
-        write: the inverse, for the cells of a row that is written.
+        parse: maps the cells of `key` and `own` in a row, absent ones left out, to a Shape;
+            raises UserError for an invalid cell. An op's `parse` returns the canonical shape
+            (`Op.as_asked`). Cell ``gfx`` is the row's architecture, by default the current one,
+            which decides the meaning of ``fp8``.
+        format: maps a Shape to the cells of `key` and `own`; "" for a default in `own`.
+        own: our columns after AITER's, for fields that AITER's key lacks.
+        read: maps the cells of `values` to the common ones: ``libtype``, ``kernelName``,
+            ``splitK``, ``us`` and ``err_ratio``. Needed if AITER's columns differ. Cells that it
+            does not return keep their names.
+        write: the inverse of *read*.
     """
 
     tuned_file: str
@@ -84,11 +84,12 @@ class Columns:
 
 @attrs.frozen
 class Factors:
-    """Operands that enter the result as a product: what scales one may be taken from the other.
+    """Operands multiplied with each other: scaling one by s and the other by 1/s cancels out.
 
     Attributes:
-        activations, weights: positions in order of preference; the first in floats or e8m0 counts.
-        is_linear: whether the output scales with the activations, row by row.
+        activations, weights: operand positions in order of preference; the first with a float or
+            e8m0 dtype is used.
+        is_linear: whether scaling a row of activations scales that row of the output.
     """
 
     activations: tuple[int, ...]
@@ -97,16 +98,16 @@ class Factors:
 
 
 def unbiased(shape: Shape) -> Shape:
-    """Return a shape without its bias: `Op.unbiased` where the bias comes last and is added last."""
+    """Return a shape without its bias: `Op.unbiased` of ops that add a bias last."""
     return attrs.evolve(shape, epilogue="none", bias_dtype="")
 
 
 @attrs.frozen(eq=False)
 class _ParseAsked:
-    """`Columns.parse` of an op: the shape of a row as calls ask for it.
+    """`Columns.parse` of an op: returns the canonical shape of a row.
 
     Attributes:
-        __wrapped__: the one that the op was made with.
+        __wrapped__: the function given for `Columns.parse`.
         as_asked: `Op.as_asked`.
     """
 
@@ -114,7 +115,7 @@ class _ParseAsked:
     as_asked: Callable[[Shape], Shape]
 
     def __call__(self, cells: Mapping[str, str]) -> Shape:
-        """Return the shape of a row; raises UserError for one that no call asks for."""
+        """Return the canonical shape of a row; raise UserError for an impossible one."""
         return self.as_asked(self.__wrapped__(cells))
 
 
@@ -123,48 +124,45 @@ class Op:
     """One op family.
 
     Attributes:
-        name: the word of ``--op``, of `Shape.op` and of a backend's ``ops``.
+        name: the name in ``--op``, `Shape.op` and a backend's ``ops``.
         operands: names of the operands in a launcher's order; optional ones end in ``?`` and come
             last.
-        weights: positions of the operands that a model keeps, and that are cold when a layer runs.
-        columns: the format of its tables.
-        shape_of: tensors and the output dtype (or None) to a Shape; raises OperandError for those
-            that do not form the op. `Call` has checked their number and types.
-        make_inputs: (shape, torch device, seed) to random operands, absent trailing ones left out.
-        reference: (shape, operands) to the exact result in float32 or float64, computed from the
-            operands as given.
-        tolerance: shape to Tolerance.
-        flops: shape to floating-point operations of one call.
-        bytes_moved: shape to the fewest bytes of memory traffic of one call.
-        fake: the operands and the output dtype to an empty output, for meta tensors.
-        fields: a Shape to those keyword arguments of `shape_of`, apart from ``otype``, that the
-            operands do not determine.
-        strided: positions of the operands whose order in memory is part of the shape. Launchers get
-            them with their strides, aligned but not contiguous.
-        problem: a Shape to the reason why no operands have it, with the field and what would fit,
-            or ""; see `tunedgemm.ops.domain`. Sizes that no memory holds are refused for every op.
-        canonical: a Shape to the one form in which `shape_of` returns it, where several forms mean
-            one call.
-        equivalent_shapes: a Shape to the shapes whose rows may serve it, best first: itself, then
-            as AITER's key knows it.
-        unbiased: a Shape with a bias to the same without one, where the bias is the last operand
-            given and nothing follows it; None where it is not, so that no bias is split off.
-        weight_dtype: a Shape to the short dtype of the weight in memory; by default the field
-            ``q_dtype_w``, else the dtype of the activations.
-        serves_alike: whether rows of the package's tables serve all devices of their gfx and
-            cu_num, or only the device that they name.
-        padded_m: (m, n) to the M of the rows that may serve, in order, each with the word for it;
-            see `tunedgemm.ops.padded_m`.
-        first_rows: (shape, operands, m) to the operands of the shape's first *m* rows, for tests of
-            batch invariance.
-        examples, large: functions without arguments that return the shapes of the conformance
-            suite, and further ones for a GPU; empty for an op whose shapes follow from M, N and K
-            alone. They are called at the first use: serving does not need them.
-        factors: a Shape to the operands that enter the result as products; by default one, of the
-            activations and the weights or their scales.
+        weights: positions of the operands that are model parameters, and thus cold in cache.
+        columns: the CSV format of its tables.
+        shape_of: (*operands, otype=dtype or None, **fields) -> Shape; raises OperandError for
+            mismatched operands. `Call` has checked their number and types.
+        make_inputs: (shape, torch device, seed) -> random operands, without trailing absent ones.
+        reference: (shape, operands) -> the exact result in float32 or float64.
+        tolerance: shape -> Tolerance.
+        flops: shape -> floating-point operations of one call.
+        bytes_moved: shape -> least memory traffic of one call, in bytes.
+        fake: (*operands, otype) -> an empty output, for meta tensors.
+        fields: shape -> the keyword arguments of `shape_of`, except ``otype``, that the operands
+            do not determine.
+        strided: positions of the operands whose strides are part of the shape. Launchers get them
+            aligned, but not contiguous.
+        problem: shape -> why it is impossible: the field and the valid values; "" if it is valid.
+            See `tunedgemm.ops.domain`. Sizes beyond any memory are rejected for every op.
+        canonical: shape -> the form that `shape_of` returns, where several forms mean one call.
+        equivalent_shapes: shape -> the shapes whose rows may serve it, best first: itself, then its
+            form in AITER's key.
+        unbiased: shape with a bias -> the same without. None if the bias is not the last operand
+            or not added last, so that it cannot be split off.
+        weight_dtype: shape -> short dtype of the weight in memory; by default field ``q_dtype_w``,
+            else the dtype of the activations.
+        serves_alike: whether rows of shipped tables serve all devices with their gfx and cu_num,
+            or only the device that they name.
+        padded_m: (m, n) -> the M of rows that may serve, in order, each with its name; see
+            `tunedgemm.ops.padded_m`.
+        first_rows: (shape, operands, m) -> the operands of the first *m* rows, to test batch
+            invariance.
+        examples, large: functions that return the shapes of the conformance suite, and further
+            ones for GPUs; empty for an op whose shapes have only M, N and K. Called at first use.
+        factors: shape -> the pairs of multiplied operands; by default one pair, of the activations
+            and the weights or their scales.
         functions: names of the op's public functions.
-        entry: a dispatcher (`tunedgemm.ops.hot.Serving`) to those functions by name; an op without
-            one is called by ``tunedgemm.call``.
+        entry: dispatcher (`tunedgemm.ops.hot.Serving`) -> those functions by name; an op without
+            *entry* is called by ``tunedgemm.call``.
     """
 
     name: str
@@ -200,10 +198,10 @@ class Op:
         object.__setattr__(self, "columns", attrs.evolve(self.columns, parse=_ParseAsked(parse, self.as_asked)))
 
     def as_asked(self, shape: Shape) -> Shape:
-        """Return the form of a shape in which calls ask for it.
+        """Return the canonical form of a shape, as calls look it up.
 
         Raises:
-            ShapeError: no call does; the message names the field and what would fit.
+            ShapeError: the shape is impossible; the message names the field and valid values.
         """
         if fault := size_problem(shape, self.bytes_moved) or self.problem(shape):
             raise ShapeError(f"{self.name}: no call asks for this shape: {fault}")
@@ -216,22 +214,22 @@ class Op:
 
     @functools.cached_property
     def large(self) -> tuple[Shape, ...]:
-        """Return further shapes, for a GPU."""
+        """Return further shapes of the conformance suite, for GPUs."""
         return self._large()
 
     @functools.cached_property
     def matrices(self) -> tuple[int, ...]:
-        """Return the positions of the weights proper, without their scales and biases."""
+        """Return the positions of the weights, without scales and biases."""
         return tuple(index for index in self.weights if not any(word in self.operands[index] for word in ("scale", "bias")))
 
     @functools.cached_property
     def key_of(self) -> Callable[..., Any]:
-        """Return the function of the cache keys of launchers; see `tunedgemm.ops.key.key_function`."""
+        """Return the function that computes cache keys; see `tunedgemm.ops.key.key_function`."""
         return key_function(self.operands, self.matrices)
 
     @functools.cached_property
     def sizes_of(self) -> Callable[..., Any]:
-        """Return the function of the keys of choices, which hold wherever the operands are in memory."""
+        """Return the function that computes keys independent of addresses and strides."""
         return key_function(self.operands, self.matrices, reads_memory=False)
 
     @functools.cached_property
@@ -243,7 +241,7 @@ class Op:
 
     @factors.default
     def _one_product(self) -> Callable[[Shape], tuple[Factors, ...]]:
-        """Return one product, of the activations and the weights, either given by their scales."""
+        """Return one pair: the activations and the weights, each represented by its scales if any."""
         added = {index for index, name in enumerate(self.operands) if name.startswith("bias")}
         activations = tuple(index for index in range(len(self.operands)) if index not in {*self.weights, *added})
         scales = tuple(index for index in self.weights if index not in {*self.matrices, *added})
@@ -252,7 +250,7 @@ class Op:
 
     @first_rows.default
     def _by_first_dimension(self) -> Callable[[Shape, tuple[Any, ...], int], tuple[Any, ...]]:
-        """Cut all operands but weights whose first dimension is M."""
+        """Slice the first *m* rows of all operands, except weights, whose first dimension is M."""
         weights = self.weights
 
         def first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Compute the exact product for references, bound the error of others, and make empty outputs."""
+"""Reference GEMM, its tolerances, and empty outputs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tunedgemm.shape import Shape
 if TYPE_CHECKING:
     import torch
 
-#: By the dtype of the output. Operands are used unchanged, so only the order of a float32 sum
-#: and the rounding of the output remain. The isclose bounds are those of AITER's tuner. A row
-#: may be off by the rounding of the output (2^-9, 2^-12) with head room. That of fp8 is 2^-4 or
-#: 2^-3 of an element, half as much of a row.
+#: Tolerances by output dtype. The reference uses the same operands, so only the summation order in
+#: float32 and the rounding of the output differ. The element bounds are those of AITER's tuner. The
+#: row bounds allow the rounding of the output (2^-9, 2^-12) with headroom; fp8 rounds an element by
+#: 2^-4 or 2^-3, a row by half as much.
 TOLERANCES = {
     "bf16": Tolerance(5e-2, 5e-2, 2.0**-6),
     "fp16": Tolerance(1e-2, 1e-2, 2.0**-9),
@@ -22,19 +22,19 @@ TOLERANCES = {
     **dict.fromkeys(("fp8_e4m3fn", "fp8_e4m3fnuz"), Tolerance(2.0**-4, 2.0**-4, 2.0**-4)),
     **dict.fromkeys(("fp8_e5m2", "fp8_e5m2fnuz"), Tolerance(2.0**-3, 2.0**-3, 2.0**-3)),
 }
-#: Of fp8 in float32: Hopper's tensor cores accumulate fp8 products with less precision than
-#: float32, however the kernel is written. Row errors on an H200: 3.5e-4 with one scale a tensor,
-#: 1.5e-4 with one a row or block, 3e-7 of bf16 products.
+#: Tolerance of fp8 operands with float32 output: Hopper's tensor cores accumulate fp8 below float32
+#: precision in any kernel. Row errors on an H200: 3.5e-4 with per-tensor scales, 1.5e-4 with
+#: row-wise or block scales, 3e-7 for bf16.
 _FP8_IN_FP32 = Tolerance(1e-2, 1e-2, 2.0**-11)
 
-#: Multiplications up to which results of float64 are quick.
+#: Largest M * N * K for which a float64 reference is fast.
 SMALL = 1 << 30
-#: Elements of an operand that are converted at a time: 1 GiB in float64.
+#: Elements of an operand converted to float64 at a time: 1 GiB.
 _CHUNK = 1 << 27
 
 
 def tolerance(shape: Shape) -> Tolerance:
-    """Return bounds by the dtypes of output and operands."""
+    """Return the tolerance of a shape by its output and operand dtypes."""
     if shape.outdtype == "fp32" and shape.dtype.startswith("fp8"):
         return _FP8_IN_FP32
     return TOLERANCES[shape.outdtype]
@@ -46,7 +46,7 @@ def fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | No
 
 
 def exact_dtype(m: int, n: int, k: int) -> torch.dtype:
-    """Return the dtype of a reference: float64 where its memory and conversions are cheap, else float32."""
+    """Return the dtype of a reference: float64 for small shapes, else float32."""
     import torch
 
     return torch.float64 if m * n * k <= SMALL else torch.float32
@@ -55,10 +55,9 @@ def exact_dtype(m: int, n: int, k: int) -> torch.dtype:
 def exact_product(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Compute ``x[..., M, K] @ weight[..., N, K].T``, rounded once to *dtype* (float32 or float64).
 
-    It runs on the operands' device. Both have the same number of dimensions, two or three. The
-    product itself is in float64: no switch of torch changes its precision, while TF32 and oneDNN's
-    bf16 change those of float32. Data-centre GPUs multiply both at one rate. On other
-    processors it takes as long as 100 calls of a kernel, of the thousands that tune a shape.
+    It runs on the operands' device; both have two or both three dimensions. It multiplies in
+    float64, because TF32 and oneDNN's bf16 settings affect float32. Data-centre GPUs run both at
+    one rate; elsewhere it takes as long as 100 kernel calls, of the thousands that tune a shape.
     """
     import torch
 

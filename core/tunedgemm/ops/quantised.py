@@ -1,4 +1,4 @@
-"""Share code of the quantised products ``x[..., K] @ weight[N, K].T``: columns, checks, bounds."""
+"""Shared by the quantised ops ``x[..., K] @ weight[N, K].T``: columns, checks, traffic, inputs."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ FP8 = ("fp8_e4m3fn", "fp8_e4m3fnuz")
 #: Dtypes of the output; the first is AITER's default.
 OUTDTYPES = ("bf16", "fp16", "fp32")
 BIAS_DTYPES = ("bf16", "fp16", "fp32")
-#: Our column of the output's dtype.
+#: Our column of the output dtype.
 OUTDTYPE = Dtype("outdtype", "outdtype", OUTDTYPES[0], allowed=OUTDTYPES)
 
-#: AITER's columns after the key of its 8- and 4-bit families (and ``libtype``, where present).
+#: AITER's columns after the key (and ``libtype``, if present) in its 8- and 4-bit families.
 VALUES = ("kernelId", "splitK", "us", "kernelName", "tflops", "bw", "errRatio")
 
 
 def flops(shape: Shape) -> int:
-    """Count the operations of a call: multiplications and additions of the product."""
+    """Count the multiplications and additions of a call."""
     return 2 * shape.m * shape.n * shape.k
 
 
 def bytes_moved(shape: Shape, scale_bits: int = 0, weight: str = "") -> int:
-    """Count each operand and the output once.
+    """Count the bytes of each operand and the output once.
 
     Args:
         shape: the shape.
-        scale_bits: bits of all scales.
-        weight: dtype of the weight, if it is not the shape's.
+        scale_bits: total bits of all scales.
+        weight: short dtype of the weight; by default the shape's dtype.
     """
     of_x, of_weight = (4 if dtype == "fp4x2" else dtype_bits(dtype) for dtype in (shape.dtype, weight or shape.dtype))
     bits = shape.k * (shape.m * of_x + shape.n * of_weight) + scale_bits
@@ -53,14 +53,14 @@ def fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | No
 
 
 def product_op(schema: Schema, variable: str, *, files: str = "", values: tuple[str, ...] = VALUES, **fields: Any) -> Op:
-    """Return the op of a schema.
+    """Make an op from its schema.
 
     Args:
-        schema: its fixed field ``op`` is the name.
-        variable: the environment variable that names other tables.
-        files: name of AITER's files, with ``{}`` for the word tuned or untuned.
-        values: columns behind the key.
-        fields: the other fields of `Op`; some have defaults here.
+        schema: the columns; the fixed field ``op`` is the name.
+        variable: the environment variable that overrides the tables.
+        files: file name of the tables, with ``{}`` for ``tuned`` or ``untuned``.
+        values: columns after the key.
+        fields: further fields of `Op`, some with defaults here.
     """
     name = str(schema.fixed["op"])
     files = files or f"{name}_{{}}_gemm.csv"
@@ -89,14 +89,13 @@ def describe(operand: torch.Tensor) -> str:
 
 
 def check_matrices(op: str, x: torch.Tensor, weight: torch.Tensor, packed: int = 1) -> None:
-    """Check that x [..., K] and weight [N, K] fit and are on one device.
+    """Check that x [..., K] and weight [N, K/packed] match and are on one device.
 
     Args:
-        packed: elements of K in one of the weight's, where x has them apart: the weight is [N,
-            K/packed].
+        packed: values of K per element of the weight.
 
     Raises:
-        OperandError: they do not fit each other.
+        OperandError: a size or device differs.
     """
     operands = f"x {tuple(x.shape)} {x.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
     form, sides = ("[N, K]", "equal") if packed == 1 else (f"[N, K/{packed}]", f"be {packed} times")
@@ -120,10 +119,10 @@ def _k_hint(x: torch.Tensor, weight: torch.Tensor, k: int) -> str:
 
 
 def check_dtypes(op: str, x: torch.Tensor, weight: torch.Tensor, dtypes: tuple[str, ...]) -> str:
-    """Return the short dtype that both have, one of *dtypes*.
+    """Return the common short dtype of x and weight, one of *dtypes*.
 
     Raises:
-        OperandError: they have others.
+        OperandError: the dtypes differ or are not supported.
     """
     if x.dtype != weight.dtype or str(x.dtype) not in map(table_text, dtypes):
         raise OperandError(f"{op}: x and weight must both be one of {names_of(dtypes)} (got x {x.dtype}, weight {weight.dtype})")
@@ -131,10 +130,10 @@ def check_dtypes(op: str, x: torch.Tensor, weight: torch.Tensor, dtypes: tuple[s
 
 
 def check_not_packed(op: str, **scales: torch.Tensor) -> None:
-    """Check that scales of blocks are not packed in integers.
+    """Check that block scales are not packed into integers.
 
     Raises:
-        OperandError: one is, as DeepGEMM packs ue8m0 scales for Blackwell.
+        OperandError: one is, like DeepGEMM's ue8m0 scales for Blackwell.
     """
     import torch
 
@@ -152,7 +151,7 @@ def check_scale(
     """Check that a scale has one of the *shapes* and *dtypes* on *device*.
 
     Raises:
-        OperandError: another scale.
+        OperandError: its shape, dtype or device differs.
     """
     if tuple(scale.shape) not in shapes or scale.device != device:
         wanted = " or ".join(str(list(shape)) for shape in dict.fromkeys(shapes))
@@ -166,7 +165,7 @@ def check_dtype(op: str, name: str, operand: torch.Tensor, dtypes: tuple[str, ..
     """Check that an operand has one of the *dtypes*.
 
     Raises:
-        OperandError: it has another.
+        OperandError: its dtype is not supported.
     """
     if str(operand.dtype) not in map(table_text, dtypes):
         e8m0 = str(operand.dtype) == table_text("e8m0") and "fp32" in dtypes
@@ -175,10 +174,10 @@ def check_dtype(op: str, name: str, operand: torch.Tensor, dtypes: tuple[str, ..
 
 
 def bias_dtype_of(op: str, bias: torch.Tensor | None, n: int, device: torch.device, batches: tuple[int, ...] = ()) -> str:
-    """Return the short dtype of a bias [*batches, N] or [*batches, 1, N] on *device*, "" for none.
+    """Return the short dtype of a bias [*batches, N] or [*batches, 1, N] on *device*; "" for None.
 
     Raises:
-        OperandError: another bias, or something else.
+        OperandError: its shape, dtype or device is wrong.
     """
     if bias is None:
         return ""
@@ -190,10 +189,10 @@ def bias_dtype_of(op: str, bias: torch.Tensor | None, n: int, device: torch.devi
 
 
 def outdtype_of(op: str, otype: torch.dtype | None, default: str = OUTDTYPES[0]) -> str:
-    """Return the short dtype of the output, *default* if none is given.
+    """Return the short output dtype, by default *default*.
 
     Raises:
-        OperandError: the op does not give that dtype.
+        OperandError: the op does not support the dtype.
     """
     if otype is not None and str(otype) not in map(table_text, OUTDTYPES):
         raise OperandError(f"{op}: the output must be one of {names_of(OUTDTYPES)} (got {otype})")
@@ -206,9 +205,9 @@ def rows_of(x: torch.Tensor) -> int:
 
 
 def draw(rows: int, cols: int, group: int, generator: torch.Generator) -> torch.Tensor:
-    """Draw normal [rows, cols] in bf16, in which a scale taken from the wrong place shows.
+    """Draw normal [rows, cols] in bf16, whose magnitude varies by row and by *group* columns.
 
-    Rows, and groups of *group* columns, differ in size.
+    So a scale applied to the wrong row or group is detected.
     """
     import torch
 
@@ -220,7 +219,7 @@ def draw(rows: int, cols: int, group: int, generator: torch.Generator) -> torch.
 
 
 def draw_bias(shape: Shape, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-    """Draw a normal bias [n] as the only element, or nothing for a shape without one."""
+    """Draw a normal bias [n] as a 1-tuple; () for a shape without bias."""
     import torch
 
     if not shape.bias:

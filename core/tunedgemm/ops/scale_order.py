@@ -1,12 +1,11 @@
-"""Order of scales in memory: a field of the shape unless it is the usual one.
+"""Memory order of scales: a field of the shape, absent for the default order. Imports no torch.
 
 x's 1x128 scales are float32 [M, ceil(K/128)]. AITER has them row-major. torch, cuBLASLt, vLLM,
-SGLang and DeepGEMM want them M-major: the scales of one block of K are adjacent. For TMA, DeepGEMM
+SGLang and DeepGEMM need them M-major: the scales of one K block are contiguous. For TMA, DeepGEMM
 pads each such column to a multiple of 16 bytes.
 
-e8m0 scales of 32 elements are row-major [rows, K/32] or shuffled as AITER's kernels read them. The
-usual order is that of the weight; AITER also has plain weights with shuffled scales. Imports no
-torch.
+e8m0 scales (one per 32 elements of K) are row-major [rows, K/32] or in AITER's shuffled order. By
+default they are shuffled if the weight is; AITER also has plain weights with shuffled scales.
 """
 
 from __future__ import annotations
@@ -21,41 +20,41 @@ if TYPE_CHECKING:
 
 #: Name of the field in `Shape.extra`, and of the column.
 FIELD = "scale_order"
-#: Strides (blocks of K, 1); (1, M); (1, M rounded up to a multiple of `FLOATS`).
+#: Orders with strides (K blocks, 1); (1, M); (1, M rounded up to a multiple of `FLOATS`).
 ROW, M_MAJOR, M_MAJOR_PADDED = "row", "m_major", "m_major_padded"
 ORDERS = (ROW, M_MAJOR, M_MAJOR_PADDED)
-#: e8m0 scales in tiles of 32 rows and 8 columns, padded with 1 to multiples of `E8M0_TILE`.
+#: Order of e8m0 scales in tiles of 32x8, padded with scale 1 to multiples of `E8M0_TILE`.
 SHUFFLED = "aiter32x8"
 E8M0_ORDERS = (ROW, SHUFFLED)
 E8M0_TILE = (256, 8)
 _E8M0_OPS = ("a4w4_blockscale", "a16w4_blockscale")
-#: Floats of 16 bytes, to whose multiple a padded column is rounded up.
+#: Float32 values per 16 bytes, to which columns are padded.
 FLOATS = 4
-#: Elements of K that share a scale of x; also rows of the weight that share one.
+#: Elements of K per scale of x; also rows and columns per scale of the weight.
 BLOCK = 128
 
 
 def blocks(length: int) -> int:
-    """Count the blocks of a number of elements; the last may be shorter."""
+    """Return the number of blocks in a length; the last may be partial."""
     return -(-length // BLOCK)
 
 
 def has_e8m0_scales(shape: Shape) -> bool:
-    """Tell whether each 32 elements of K share an e8m0 scale."""
+    """Check whether a shape has e8m0 scales, one per 32 elements of K."""
     fields = dict(shape.extra)
     return shape.op in _E8M0_OPS or (fields.get("q_type") == "per_1x32" and fields["q_dtype_w"] != "int4")
 
 
 def usual_order(shape: Shape) -> str:
-    """Return the order of a shape without the field: for e8m0 scales that of its weight."""
+    """Return the default order of a shape: shuffled for e8m0 scales of shuffled weights."""
     return SHUFFLED if shape.layout != "row" and has_e8m0_scales(shape) else ROW
 
 
 def scale_order(shape: Shape) -> str:
     """Return the order of x's 1x128 scales, or of all e8m0 scales.
 
-    Where two orders are the same strides, return the first of them: one row or one block of K is
-    row-major, and no column of a multiple of four rows is padded.
+    Of orders with equal strides, return the first: one row or one K block is row-major, and an M
+    that is a multiple of four needs no padding.
     """
     order = field_of(shape)
     if order == SHUFFLED:
@@ -73,12 +72,12 @@ def scale_strides(shape: Shape) -> tuple[int, int]:
 
 
 def padded(m: int) -> int:
-    """Return the floats from one padded column of M scales to the next."""
+    """Return the stride, in floats, between padded columns of M scales."""
     return -(-m // FLOATS) * FLOATS
 
 
 def field_of(shape: Shape) -> str:
-    """Return the field of a shape, or the usual order where it has none."""
+    """Return the order field of a shape, or its default."""
     for name, value in shape.extra:
         if name == FIELD:
             return str(value)
@@ -92,9 +91,9 @@ def with_order(shape: Shape, order: str) -> Shape:
 
 
 def canonical_order(shape: Shape) -> Shape:
-    """Return a shape with the first of the orders that are the same strides, as `order_of` names it.
+    """Return a shape with the first of the orders with equal strides, like `order_of`.
 
-    A row for any M keeps its order, which most M tell from others.
+    A row for any M keeps its order, since the strides differ for most M.
     """
     if not shape.extra or (shape.m == 0 and shape.k > BLOCK):
         return shape
@@ -103,15 +102,15 @@ def canonical_order(shape: Shape) -> Shape:
 
 
 def stated_order(shape: Shape) -> dict[str, str]:
-    """Return the field as an argument of `Op.shape_of`, where the order is not the usual one."""
+    """Return the keyword argument of `Op.shape_of` for an order other than the default."""
     return {FIELD: order} if (order := field_of(shape)) != usual_order(shape) else {}
 
 
 def equivalent_orders(shape: Shape) -> tuple[str, ...]:
     """Return the orders whose rows may serve a shape, best first.
 
-    The other M-major order comes second: at a padded M, a multiple of four, both are one order.
-    The scales of one row of x are in every order.
+    The other M-major order comes second, since both are equal at a padded M, a multiple of four.
+    Scales of a single row of x are in every order.
     """
     order = field_of(shape)
     if order == ROW:
@@ -120,16 +119,16 @@ def equivalent_orders(shape: Shape) -> tuple[str, ...]:
 
 
 def order_of(op: str, x_scale: torch.Tensor, m: int) -> str:
-    """Return the order of the scales of M rows, which may have x's leading dimensions.
+    """Return the order of scales by their strides; they may have x's leading dimensions.
 
     Raises:
-        OperandError: the strides are those of no order.
+        OperandError: the strides match no order.
     """
     if x_scale.is_contiguous():
         return ROW
     try:
         along_m, along_k = x_scale.view(m, x_scale.shape[-1]).stride()
-    except RuntimeError:  # rows at several distances
+    except RuntimeError:  # leading dimensions that cannot be flattened
         along_m, along_k = 0, 0
     if along_m == 1 or m == 1:
         if along_k == m:

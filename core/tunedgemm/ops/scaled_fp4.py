@@ -1,10 +1,9 @@
-"""Share code of a4w4_blockscale and a16w4_blockscale, whose weight is in mxfp4.
+"""Shared by a4w4_blockscale and a16w4_blockscale, whose weight is in mxfp4.
 
-Two e2m1 values share a byte, and each 32 elements of K have an e8m0 scale. K counts elements, so a
-packed operand is [..., K/2], the even element in the low nibble. The scales are row-major
-[rows, K/32], or AITER's shuffled ones (`tunedgemm.ops.formats.scales.shuffle_scale`)
-[ceil256(rows), ceil8(K/32)]. Usually those of a shuffled weight are shuffled and those of a plain
-one row-major; either goes with either (`tunedgemm.ops.scale_order`).
+A byte holds two e2m1 values, the even element in the low nibble, so a packed operand is [..., K/2].
+Each 32 elements of K have an e8m0 scale: row-major [rows, K/32], or in AITER's shuffled order
+(`tunedgemm.ops.formats.scales.shuffle_scale`) [ceil256(rows), ceil8(K/32)]. By default scales are
+shuffled if the weight is, but any combination is valid (`tunedgemm.ops.scale_order`).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 FP4 = ("fp4x2", "uint8")
 _E8M0 = ("e8m0", "uint8")
-#: The layout of weights that AITER's kernels read.
+#: Layout of shuffled weights for AITER's kernels.
 SHUFFLED = "aiter16x16"
 #: Elements of K that share a scale.
 GROUP = 32
@@ -45,7 +44,7 @@ def _scales_problem(shape: Shape) -> str:
     return "" if order in E8M0_ORDERS else f"{FIELD} must be {' or '.join(E8M0_ORDERS)} (got {order})"
 
 
-#: Our columns after those of the layout; shuffled scales usually go with a shuffled weight.
+#: Our columns after the layout; the default scale order follows the layout.
 OWN = (quantised.OUTDTYPE, BIAS, Word(FIELD, FIELD, usual_order, spare=True, allowed=E8M0_ORDERS))
 
 
@@ -62,14 +61,14 @@ def shape_of(
     """Return a call's shape with the order of its e8m0 scales.
 
     Args:
-        op, x, weight, bias: of the call, whose dtypes and sizes are checked.
-        k: elements of K.
-        dtypes: of the activations and the output.
-        stated: the order that the caller states, None for none.
-        scales: x_scale and w_scale, or the latter.
+        op, x, weight, bias: op and checked operands of the call.
+        k: K in elements.
+        dtypes: short dtypes of the activations and the output.
+        stated: the caller's ``scale_order``, or None.
+        scales: x_scale and w_scale, or only w_scale.
 
     Raises:
-        OperandError: a bias or scale of other sizes, dtype or device, or no order is certain.
+        OperandError: a bias or scale has a wrong size, dtype or device, or the order is ambiguous.
     """
     layout, n = layout_of(op, weight), weight.shape[0]
     if k % GROUP:
@@ -95,10 +94,10 @@ def shape_of(
 
 
 def check_preshuffle(op: str, weight: torch.Tensor, bpreshuffle: bool | None, name: str) -> None:
-    """Check that the type of a weight, the argument *name*, agrees with ``bpreshuffle``.
+    """Check that the type of a weight agrees with ``bpreshuffle``; *name* is its argument.
 
     Raises:
-        OperandError: it does not.
+        OperandError: they disagree.
     """
     layout = getattr(weight, "layout_name", "row")
     if (layout != "row") is not bool(bpreshuffle):
@@ -109,7 +108,7 @@ def check_preshuffle(op: str, weight: torch.Tensor, bpreshuffle: bool | None, na
 
 
 def draw_weight(shape: Shape, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw a normal weight [n, k/2], quantised, in the shape's layout, and its scales in their order."""
+    """Draw a quantised weight [n, k/2] in the shape's layout, and its scales in their order."""
     from tunedgemm.ops.formats.mxfp4 import per_1x32_f4_quant
     from tunedgemm.ops.formats.shuffle import shuffle_weight
 
@@ -119,7 +118,7 @@ def draw_weight(shape: Shape, generator: torch.Generator) -> tuple[torch.Tensor,
 
 
 def in_order(shape: Shape, scale: torch.Tensor, rows: int) -> torch.Tensor:
-    """Return plain scales [rows, k/32] as bytes."""
+    """Return scales as row-major bytes [rows, k/32]."""
     import torch
 
     from tunedgemm.ops.formats.scales import unshuffle_scale

@@ -1,7 +1,7 @@
-"""Schema: the columns of an op's tables as data, with one reader and one writer of shapes.
+"""Schema: an op's table columns as data, with one parser and one formatter of shapes.
 
-A column is a record of one of the kinds below. An op lists its columns, and a new format needs no
-code for its tables. Imports no torch.
+An op lists its columns as records of the classes below, so a new format needs no parser. Imports
+no torch.
 """
 
 from __future__ import annotations
@@ -18,26 +18,25 @@ from tunedgemm.shape import MAX_SIZE, Shape
 
 _FLAGS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False, "": False}
 _FIELDS = frozenset(field.name for field in attrs.fields(Shape))
-#: Shapes to cache for each schema, apart from M: more than a model has layers.
+#: Shapes cached per schema, regardless of M: more than a model has layers.
 _CACHED = 4096
-#: Digits of a size that is below `MAX_SIZE` for certain.
+#: Most digits of a size that is certainly below `MAX_SIZE`.
 _SHORT = 9
 
-#: Texts of a line by column, absent ones left out; ``gfx`` is the architecture whose ``fp8`` is
-#: meant.
+#: Cells of a line by column, absent ones left out; ``gfx`` decides the meaning of ``fp8``.
 Cells = Mapping[str, str]
 
 
 @attrs.frozen
 class Column:
-    """A column of any text, and the field of a shape that it holds.
+    """A column of any text, and the shape field that it holds.
 
     Attributes:
-        name: of the column.
-        field: of `Shape`, or of its `Shape.extra`.
-        default: the value of an empty cell, or of AITER's filler 0; None where a text is needed. A
-            function returns it for the shape of the other columns, which are read first.
-        spare: whether `Shape.extra` lacks the field where it has its default.
+        name: name of the column.
+        field: field of `Shape` or of `Shape.extra`.
+        default: value of an empty cell, or of AITER's filler 0; None if a cell is required. A
+            function computes it from the shape of the other columns.
+        spare: whether `Shape.extra` omits the field at its default.
     """
 
     name: str
@@ -49,7 +48,7 @@ class Column:
         """Return the value of a cell; None for an empty one whose default is a function.
 
         Raises:
-            UserError: a wrong text; the message names the column.
+            UserError: an invalid text; the message names the column.
         """
         text = cells.get(self.name, "").strip()
         if self.default is None or text not in ("", "0"):
@@ -57,26 +56,26 @@ class Column:
         return None if callable(self.default) else self.default
 
     def read(self, text: str, cells: Cells) -> Any:
-        """Return the value that a text stands for; raises UserError for a wrong one."""
+        """Parse a text; raise UserError if it is invalid."""
         del cells
         return text
 
     def write(self, value: Any) -> str:
-        """Return the text of a value."""
+        """Format a value as text."""
         return str(value)
 
     def default_of(self, shape: Shape) -> Any:
-        """Return the value of an empty cell in a line of this shape."""
+        """Return the default value for a line of this shape."""
         return self.default(shape) if callable(self.default) else self.default
 
     def refuse(self, wanted: str, text: str) -> ShapeError:
-        """Return the error of a wrong text."""
+        """Return the error for an invalid text."""
         return ShapeError(f"column {self.name!r} must {wanted} (got {text[:40]!r})")
 
 
 @attrs.frozen
 class Size(Column):
-    """A whole number below `MAX_SIZE`; pandas writes 16.0 where a column has gaps."""
+    """An integer below `MAX_SIZE`; also as 16.0, as pandas writes columns with gaps."""
 
     default: Any = None
 
@@ -96,23 +95,22 @@ class Size(Column):
 
 @attrs.frozen
 class Dtype(Column):
-    """A dtype in any spelling of the closed list.
+    """A dtype in any known spelling.
 
     Attributes:
-        allowed: the short texts that the op takes, or a function to them from the line; empty for
-            all.
-        default: as for every column, or the word ``fp8``, the kind of the line's architecture.
+        allowed: the valid short dtypes, or a function from the line's cells to them; () for all.
+        default: as in `Column`, or ``fp8`` for the fp8 dtype of the line's architecture.
     """
 
     allowed: tuple[str, ...] | Callable[[Cells], tuple[str, ...]] = ()
 
     def value(self, cells: Cells) -> Any:
-        """Return the short text, that of the default for an empty cell."""
+        """Return the short dtype of a cell; the default for an empty one."""
         value = super().value(cells)
         return self.read(FP8, cells) if value == FP8 else value
 
     def read(self, text: str, cells: Cells) -> str:
-        """Return the short text of a spelling."""
+        """Return the short dtype of a spelling."""
         short = parse_dtype(text, cells.get("gfx", "")) if text not in ("", "0") else ""
         allowed = self.allowed(cells) if callable(self.allowed) else self.allowed
         if allowed and short not in allowed:
@@ -129,8 +127,8 @@ class Flag(Column):
     """True or False, as words or as 1 and 0.
 
     Attributes:
-        values: of the field, for False and True.
-        texts: of the column, for False and True.
+        values: values of the field for False and True.
+        texts: texts of the cell for False and True.
     """
 
     values: tuple[Any, Any] = (False, True)
@@ -146,13 +144,13 @@ class Flag(Column):
         return self.values[value]
 
     def write(self, value: Any) -> str:
-        """Return the word for a value of the field."""
+        """Return the text for a value of the field."""
         return self.texts[value != self.values[0]]
 
 
 @attrs.frozen
 class Word(Column):
-    """One of some words; *allowed* as for `Dtype`."""
+    """One of several words; *allowed* as in `Dtype`."""
 
     allowed: tuple[str, ...] | Callable[[Cells], tuple[str, ...]] = ()
 
@@ -166,33 +164,33 @@ class Word(Column):
 
 @attrs.frozen
 class ShuffledLayout(Column):
-    """The layout of a family of shuffled weights, by default AITER's."""
+    """The layout of an op with shuffled weights, by default AITER's."""
 
     name: str = "layout"
     field: str = "layout"
     default: Any = "aiter16x16"
 
     def read(self, text: str, cells: Cells) -> str:
-        """Return the layout; raises ShapeError for plain weights."""
+        """Return the layout; raise ShapeError for ``row``."""
         del cells
         if text == "row":
             raise self.refuse(f"name a shuffled layout such as {self.default}", text)
         return text
 
 
-#: Columns of most ops: sizes of the product, and whether a bias is added.
+#: Columns of most ops: sizes, and whether a bias is added.
 MNK = (Size("M", "m"), Size("N", "n"), Size("K", "k"))
 BIAS = Flag("bias", "epilogue", values=("none", "bias"))
 
 
 @attrs.frozen(eq=False)
 class Schema:
-    """The columns from which the shapes of an op are read and to which they are written.
+    """The columns that hold the shapes of an op.
 
     Attributes:
         fixed: fields that every shape of the op has, ``op`` among them.
         key: AITER's columns, which are always written.
-        own: our columns after those of AITER, "" where they have their default.
+        own: our columns after AITER's, written as "" at their defaults.
     """
 
     fixed: Mapping[str, Any]
@@ -220,26 +218,26 @@ class Schema:
         return functools.lru_cache(_CACHED)(self._read)
 
     def columns(self) -> dict[str, Any]:
-        """Return the arguments of `tunedgemm.ops.op.Columns` that follow from the schema."""
+        """Return the arguments of `tunedgemm.ops.op.Columns` that the schema defines."""
         key, own = (tuple(column.name for column in columns) for columns in (self.key, self.own))
         return {"key": key, "own": own, "parse": self.parse, "format": self.format}
 
     def parse(self, cells: Cells) -> Shape:
-        """Read a shape from the texts of a line.
+        """Parse the shape of a line.
 
         Raises:
-            UserError: a wrong cell; the message names its column.
+            UserError: an invalid cell; the message names its column.
         """
         text = cells.get(self._m.name, "")
         m = int(text) if text.isdecimal() and len(text) <= _SHORT else self._m.value(cells)
         texts = tuple(map(cells.get, self._names))
-        shape = self._cached(texts) if texts[-1] else self._read(texts)  # without a gfx, the present device decides
+        shape = self._cached(texts) if texts[-1] else self._read(texts)  # without gfx the current device decides, so no cache
         return shape.with_m(m)
 
     def _read(self, texts: tuple[str | None, ...]) -> Shape:
-        """Return the shape of a line for one row, by the texts of all other columns."""
+        """Parse the shape of a line with M = 1 from its other columns."""
         cells = {name: text for name, text in zip(self._names, texts, strict=True) if text is not None}
-        given = [column for column in self._others if column.name in cells]  # a wrong text is named before an absent one
+        given = [column for column in self._others if column.name in cells]  # report an invalid cell before an absent one
         absent = [column for column in self._others if column.name not in cells]
         values = {column.name: column.value(cells) for column in (*given, *absent)}
         fields, extra, later = dict(self.fixed), {}, []
@@ -257,7 +255,7 @@ class Schema:
         return shape
 
     def format(self, shape: Shape) -> dict[str, str]:
-        """Write a shape as the texts of all columns."""
+        """Format a shape as the cells of all columns."""
         extra, cells = dict(shape.extra), {}
         for column in self.key:
             cells[column.name] = column.write(getattr(shape, column.field) if column.field in _FIELDS else extra[column.field])
@@ -268,7 +266,7 @@ class Schema:
         return cells
 
     def plain(self, shape: Shape) -> Shape:
-        """Return the shape of AITER's rows for a call: our columns have their defaults."""
+        """Return a shape with our columns at their defaults, as in AITER's rows."""
         usual = {
             column.field: column.default
             for column in self.own
@@ -281,12 +279,12 @@ class Schema:
         return shape
 
     def equivalent_shapes(self, shape: Shape) -> tuple[Shape, ...]:
-        """Return the shape, then as AITER's key knows it; serves `Op.equivalent_shapes`."""
+        """Return the shape and its form in AITER's key, for `Op.equivalent_shapes`."""
         return (shape,) if (plain := self.plain(shape)) is shape else (shape, plain)
 
 
 def _put(shape: Shape, column: Column, value: Any) -> Shape:
-    """Return a shape with another value of a column's field; the same one where it has that already."""
+    """Return a shape with a column's field set to a value; the same shape if it is unchanged."""
     if column.field in _FIELDS:
         return shape if getattr(shape, column.field) == value else attrs.evolve(shape, **{column.field: value})
     kept = tuple(field for field in shape.extra if field[0] != column.field)

@@ -1,7 +1,7 @@
-"""Locks of files, by a library that is imported at the first of them.
+"""File locks, by the library filelock, which is imported at first use.
 
-Since version 4.3 its import makes ``os.fork`` raise in Python 3.12 and later while another thread
-forks. A process that only serves never imports it.
+Since filelock 4.3, its import makes ``os.fork`` raise in Python 3.12 and later while another thread
+forks. A serving process never imports it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files: regular files are read, and replaced atomically; imports nothing from the package."""
+"""Read regular files, and replace them atomically; imports nothing from the package."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from typing import BinaryIO
 
 from tunedgemm.process.variables import read
 
-#: Variable with the size of the largest file that is read, in MiB.
+#: Variable with the largest file size to read, in MiB.
 LARGEST = "TUNEDGEMM_MAX_FILE_MIB"
 
-#: Its defaults: for a table of millions of rows, and for JSON, which takes ten times its size in
-#: memory.
+#: Its defaults for tables, and for JSON, which takes ten times its size in memory.
 TABLE_MIB = 1024
 JSON_MIB = 64
 
-#: Seconds after which the temporary file of a killed writer is removed.
+#: Age in seconds at which temporary files of killed writers are removed.
 STALE = 3600.0
 
 _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 def largest_file(mib: int = TABLE_MIB) -> int:
-    """Return the size in bytes of the largest file that is read: the variable's, else *mib* MiB."""
+    """Return the largest file size to read in bytes: the variable's, else *mib* MiB."""
     return int(read(LARGEST) or mib) << 20
 
 
 def open_regular(path: Path, mode: str = "rb", *, flags: int = 0, mib: int = TABLE_MIB) -> BinaryIO:
-    """Open a regular file; never wait for a pipe or a device.
+    """Open a regular file, without blocking on pipes or devices.
 
     Args:
         mode: as `open`; a file that is also written is not buffered.
@@ -85,7 +84,7 @@ def read_regular(path: Path, mib: int = TABLE_MIB) -> bytes:
 
 
 def target_of(path: Path) -> Path:
-    """Return the file that a path means once all links are followed; it need not exist.
+    """Resolve all links of a path; the target need not exist.
 
     Raises:
         OSError: the links lead to themselves, or the path can only be a folder.
@@ -137,7 +136,7 @@ def replace_file(path: Path, content: bytes, *, durable: bool = True) -> None:
 
 
 def _shortened(target: Path) -> str:
-    """Return the name, or as much of it as leaves room for a temporary file's."""
+    """Return the name, truncated to leave room for the suffix of a temporary file."""
     return os.fsdecode(os.fsencode(target.name)[:200])
 
 

@@ -1,4 +1,4 @@
-"""Lock that is free in a forked child, whichever thread of the parent held it."""
+"""Fork-safe lock: released in a forked child, whichever thread of the parent held it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import time
 import weakref
 from typing import Any
 
-#: Longest that a fork waits for other threads' awaited locks together, in seconds. What they hold
-#: half-done, such as the import of a plugin, would be half-done for ever in the child.
+#: Most seconds that a fork waits for awaited locks of other threads. An unfinished import of a
+#: plugin, for example, would stay unfinished in the child.
 PATIENCE = 2.0
 
 _locks: set[weakref.ref[ForkSafeLock]] = set()
@@ -27,7 +27,7 @@ _forking = _Forking()
 
 
 class ForkSafeLock(_thread.RLock):  # type: ignore[misc]
-    """A re-entrant lock, as fast as `threading.RLock`, that is free in a forked child.
+    """A re-entrant lock, as fast as `threading.RLock`, that is released in a forked child.
 
     Args:
         awaited: whether a fork waits up to `PATIENCE` for its holder. For outermost locks only: a

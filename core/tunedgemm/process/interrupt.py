@@ -1,4 +1,4 @@
-"""Tell the exceptions of signals from those of plugins."""
+"""Distinguish exceptions of signals from those of plugins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _RAISE = dis.opmap["RAISE_VARARGS"]
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Check whether a signal raised an exception that was just caught, and not the code that ran.
+    """Check whether a caught exception was raised by a signal handler.
 
     A handler's frame is in its traceback: servers end by a SystemExit from there. Python's handler
     of SIGINT has no frame, so a KeyboardInterrupt counts unless a `raise` statement made it.

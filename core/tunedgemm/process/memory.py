@@ -1,4 +1,4 @@
-"""Tell the exceptions that stand for a lack of memory from all others."""
+"""Recognise out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 
 from tunedgemm.process.plugin_guard import described
 
-#: Whole phrases of torch's allocators, the C++ library and drivers, which raise a RuntimeError. A
-#: kernel also speaks of other memory: "out of memory bounds", "cannot allocate registers".
+#: Messages of torch's allocators, the C++ library and drivers in a RuntimeError; whole phrases, as
+#: kernels also report "out of memory bounds" or "cannot allocate registers".
 _ALLOCATORS = re.compile(
     r"(?:out of|not enough|insufficient) memory(?! ?\w)|bad_alloc\b|bad allocation"
     r"|(?:can't|cannot|failed to|could not|unable to) allocate (?:(?:device |host |pinned )?memory\b|"
@@ -24,10 +24,7 @@ _CODES = re.compile(
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Check whether memory of any kind ran out, which blames no kernel: it may suffice for the next call.
-
-    A plugin may raise another error from the allocator's.
-    """
+    """Check whether an error, or one in its chain, is out of memory, which blames no solution."""
     torch = sys.modules.get("torch")
     classes = (MemoryError, torch.OutOfMemoryError) if torch is not None else (MemoryError,)
     seen: set[int] = set()  # an error may be raised from itself

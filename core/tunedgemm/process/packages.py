@@ -1,4 +1,4 @@
-"""Finds the folders of installed packages without importing them, for distributions without code."""
+"""Find the folders of installed packages without importing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paths in variables and flags, and the folders of a user with or without a home."""
+"""Expand paths in variables and flags, and locate the user's folders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from tunedgemm.errors import UserError
 from tunedgemm.process.variables import read
 
-#: The folder of a user without a home: it cannot exist, so it reads as empty and no write succeeds.
+#: Stands in for the folder of a user without a home; it can be neither read nor written.
 NO_HOME = Path(os.devnull, "no-home-folder")
 
 

@@ -1,4 +1,4 @@
-"""Runs code of plugins so that whatever it raises, or changes in the process, costs that plugin alone."""
+"""Run plugin code in isolation: catch anything it raises, and undo its changes to the process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = logging.getLogger("tunedgemm")
 
 
 def described(error: BaseException) -> str:
-    """Return an exception as text, also where its own text cannot be made."""
+    """Format an exception, even if its own text raises."""
     try:
         return f"{type(error).__name__}: {error}"
     except BaseException as broken:  # a plugin's __str__ may raise anything
@@ -30,10 +30,10 @@ def described(error: BaseException) -> str:
 
 
 def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
-    """Return a function's answer and "", or None and what it raised.
+    """Call a function; return its result and "", or None and the error.
 
-    SystemExit, GeneratorExit and the like count as errors; exceptions of signals pass through. A
-    copy of the process that the function forks ends here.
+    SystemExit and GeneratorExit count as errors; exceptions of signals propagate. A process that
+    the function forks exits here.
     """
     process = os.getpid()
     try:
@@ -48,7 +48,7 @@ def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
 
 
 def load(entry: EntryPoint) -> tuple[Any, str]:
-    """Import an entry point as `attempt` does; undo, with a warning, what that changes in the process."""
+    """Import an entry point like `attempt`; warn about and undo its changes to the process."""
     with kept_switches() as changed:
         answer = attempt(entry.load)
     if changed:
@@ -60,10 +60,10 @@ def load(entry: EntryPoint) -> tuple[Any, str]:
 
 
 def load_extra(group: str, extra: str, thing: str) -> Any:
-    """Load the entry point that the distribution of an extra has under the extra's name.
+    """Load the entry point of an extra's distribution.
 
     Args:
-        thing: what asks for it, as a user wrote it.
+        thing: what needs it, in the user's words.
 
     Raises:
         UserError: it is not installed, or cannot be imported.
@@ -79,7 +79,7 @@ def load_extra(group: str, extra: str, thing: str) -> Any:
 
 
 def entry_points(*, group: str) -> list[EntryPoint]:
-    """Return a group's entry points; leave out, with a warning, distributions with broken metadata."""
+    """Return a group's entry points; warn about and skip distributions with broken metadata."""
     points = _installed(tuple((folder, _changed_at(folder)) for folder in sys.path)).select(group=group)
     return [point for point in points if point.dist is None or _is_readable(point.dist)]
 
@@ -91,7 +91,7 @@ def _installed(folders: tuple[tuple[str, int], ...]) -> EntryPoints:  # noqa: AR
 
 
 def _changed_at(folder: str) -> int:
-    """Return when a folder of the search path last changed, in ns; 0 where it is absent."""
+    """Return the modification time of a folder in ns; 0 if it is missing."""
     try:
         return Path(folder).stat().st_mtime_ns
     except OSError:

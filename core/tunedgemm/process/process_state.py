@@ -1,4 +1,4 @@
-"""Directory, variables and torch's switches: a plugin's code may not change them for others."""
+"""Restore the directory, environment and torch's global settings that plugin code changes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _DIRECTORY = _Switch("the working directory", os.getcwd, os.chdir)
 
 @functools.cache
 def _torch_switches() -> tuple[_Switch, ...]:
-    """Return torch's switches, those that others depend on first; reading all of them takes 4 us."""
+    """Return torch's global settings, in order of dependency; reading all takes 4 us."""
     import torch
 
     def default_device() -> Any:
@@ -74,9 +74,9 @@ def _torch_switches() -> tuple[_Switch, ...]:
 
 @contextlib.contextmanager
 def environment_with(changes: Mapping[str, str]) -> Iterator[None]:
-    """Make a block in which the process has these variables; other threads wait to enter theirs.
+    """Set environment variables within the context, in one thread at a time.
 
-    Two blocks at once would restore each other's values.
+    Concurrent contexts would restore each other's values.
     """
     with _variables:
         before = {name: os.environ.get(name) for name in changes}
@@ -97,10 +97,9 @@ def _set_variable(name: str, value: str | None) -> None:
 
 @contextlib.contextmanager
 def kept_switches() -> Iterator[list[str]]:
-    """Restore directory, variables and torch's switches; the list then names those that changed.
+    """Restore directory, environment and torch's settings on exit; list what changed.
 
-    The filters of warnings are restored, too: libraries change them at import, so they are not
-    named.
+    Warning filters are restored, too, but not listed, since libraries change them at import.
     """
     changed: list[str] = []
     with contextlib.ExitStack() as stack:
@@ -113,9 +112,9 @@ def kept_switches() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def kept_torch_switches(changed: list[str]) -> Iterator[None]:
-    """Restore torch's switches; add the names of those that were changed to a list.
+    """Restore torch's global settings on exit, and append the names of changed ones.
 
-    If torch is loaded meanwhile, they get its initial values.
+    If torch is imported meanwhile, they get its initial values.
     """
     loaded = bool(sys.modules.get("torch"))
     with _kept(_torch_switches() if loaded else (), changed):
@@ -156,9 +155,9 @@ def _kept_variables(changed: list[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _set_by_others() -> Iterator[set[str]]:
-    """Collect the variables that threads which run already set or delete meanwhile.
+    """Collect the variables that threads started before the context set or delete within it.
 
-    `os.environ` writes through two functions of `os`. Threads that the block starts do not count.
+    `os.environ` writes through two functions of `os`, which are wrapped.
     """
     found: set[str] = set()
     others = sys._current_frames().keys() - {threading.get_ident()}

@@ -1,8 +1,7 @@
-"""Variables: every environment variable that the core reads, its kind, and the one way to read it.
+"""Environment variables of the core, their kinds, and the one function that reads them.
 
-Those of tables are fields of the ops (`Columns.variable`), and each plugin states its variables. A
-value that its kind does not allow never raises: it is one warning of the process, and the default
-counts. `tunedgemm doctor` lists all of them.
+Those of tables are fields of the ops (`Columns.variable`), and plugins declare theirs. An invalid
+value never raises: it is warned about once, and the default is used. `tunedgemm doctor` lists all.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from tunedgemm.libtypes import ALL, BUILTIN, GROUPS, UNTUNED, is_known
 from tunedgemm.text.number import whole_number
 from tunedgemm.text.printable import warn_once
 
-#: Words that switch a variable on, or off; numbers do as well.
+#: Words for on and off; numbers are valid, too.
 ON, OFF = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 
 class BadValue(ValueError):
-    """A value that a variable's kind does not allow; the message says what is allowed.
+    """An invalid value of a variable; the message states the valid ones.
 
     Attributes:
-        counts: what counts instead; None for the default.
+        counts: the value used instead; None for the default.
     """
 
     counts: Any = None
@@ -45,7 +44,7 @@ class Kind:
     """A kind of variable: any text.
 
     Attributes:
-        default: the value of an unset or empty variable, and of one that the kind does not allow.
+        default: the value of an unset, empty or invalid variable.
     """
 
     default: Any = ""
@@ -115,7 +114,7 @@ class Number(Kind):
 
 @attrs.frozen
 class Words(Kind):
-    """A comma list of words of a closed list; none stands for all.
+    """Comma-separated words of a closed list; none means all.
 
     Attributes:
         words: that list.
@@ -134,7 +133,7 @@ class Words(Kind):
 
 @attrs.frozen
 class Libtypes(Kind):
-    """A comma list of libtypes, each installed here or known.
+    """Comma-separated libtypes, installed or known.
 
     Attributes:
         is_selection: whether it is a ``--libtype`` text, whose value is that text, and may be
@@ -172,7 +171,7 @@ class Folder(Kind):
 
 @attrs.frozen
 class Numbers(Kind):
-    """A comma list of whole numbers above 0."""
+    """Comma-separated positive integers."""
 
     def parse(self, text: str) -> str:
         """Return the text."""
@@ -219,10 +218,10 @@ KINDS: Mapping[str, Kind] = {
 #: AITER's variables that resemble these, and that tunedgemm does not read.
 AITERS_OWN = ("AITER_CONFIG_FHMOE", "AITER_CONFIG_GROUPED_FMOE")
 
-#: Beginnings of names that are tunedgemm's alone: an unknown one is a mistake.
+#: Reserved prefixes: an unknown variable with one of them is a mistake.
 RESERVED = ("TUNEDGEMM_", "GTUNE_")
 
-#: Variables of others that decide which device, compiler or library is found.
+#: Variables of other software that select devices, compilers or libraries.
 MACHINE = (
     "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "GPU_ARCHS", "HIP_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "LD_PRELOAD",
     "OMP_NUM_THREADS", "ROCM_PATH", "ROCR_VISIBLE_DEVICES",
@@ -230,10 +229,10 @@ MACHINE = (
 
 
 def read(name: str, environment: Mapping[str, str] = os.environ, kind: Kind | None = None) -> Any:
-    """Return a variable's value by its kind; warn once of a bad one, and return the default.
+    """Return a variable's value; warn once about an invalid one and return the default.
 
     Args:
-        kind: of a variable that is not in `KINDS`, as a plugin's.
+        kind: the kind of a variable that is not in `KINDS`, such as a plugin's.
     """
     kind = kind or KINDS[name]
     if not (text := environment.get(name, "").strip()):
@@ -258,7 +257,7 @@ def read_switch(name: str) -> str:
 
 
 def fault_of(name: str, environment: Mapping[str, str] = os.environ) -> tuple[str, str]:
-    """Return why a variable's value is bad, and what counts instead; two empty texts where it is not."""
+    """Return why a variable's value is invalid and what is used instead; ("", "") if it is valid."""
     kind, text = KINDS.get(name, Kind()), environment.get(name, "").strip()
     try:
         if text:

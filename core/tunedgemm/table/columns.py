@@ -1,4 +1,4 @@
-"""Columns: which op a file belongs to, and which column is which, from its header. Torch-free."""
+"""Columns: infer the op and the meaning of columns from a file's header. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,36 +11,35 @@ from tunedgemm.ops import ops
 if TYPE_CHECKING:
     from tunedgemm.ops.op import Columns, Op
 
-#: other names of a column in AITER's and gradlib's files
+#: Names of columns in AITER's and gradlib's files -> our names.
 SYNONYMS = {
     "soltimes": "us", "kernelId": "solidx", "errRatio": "err_ratio",
     "lib": "libtype", "kernel_name": "kernelName", "bandwidth_gb_s": "bw",
 }  # fmt: skip
 
-#: columns of an untuned file beyond its op's columns: eager calls, calls recorded into graphs,
-#: layer names
+#: Further columns of an untuned file: eager calls, calls recorded into graphs, layer names.
 UNTUNED_EXTRA = ("count", "graph", "layer")
 
-#: columns of AITER's device, which a list of shapes may have, too: ``--all`` compares them
+#: AITER's device columns, which a list of shapes may have, too; ``--all`` compares them.
 DEVICE = ("gfx", "cu_num")
 
-#: key columns that AITER's older files lack; the op's parser has their defaults
+#: Key columns that AITER's older files lack; the op's parser has defaults.
 _DEFAULTED = ("bias", "dtype", "outdtype", "scaleAB", "bpreshuffle", "x_dtype")
 
-#: columns that no list of shapes has
+#: Columns of tuned tables only.
 _MEASURED = ("us", "kernelName", "kernelName1", "soltimes", "tflops")
 
 
 @functools.cache
 def own_names(columns: Columns) -> Mapping[str, str]:
-    """Map our names of value columns to the op's: ``solidx`` -> ``kernelId`` where AITER calls it so."""
+    """Map our names of value columns to the op's, such as ``solidx`` to ``kernelId``."""
     return {SYNONYMS.get(column, column): column for column in columns.values}
 
 
 def synonyms(op: Op, columns: Sequence[str]) -> dict[str, str]:
-    """Map columns of a file to the op's names for them, where it does not have those already.
+    """Map columns of a file to the op's names, where they differ.
 
-    A list of a family whose key has no dtype may name it as the others do, ``q_dtype_w``.
+    A list of shapes of an op without a dtype in its key may use the column ``q_dtype_w``.
     """
     own = own_names(op.columns)
     named = {column: own.get(SYNONYMS.get(column, column), SYNONYMS.get(column, column)) for column in columns}
@@ -50,7 +49,7 @@ def synonyms(op: Op, columns: Sequence[str]) -> dict[str, str]:
 
 
 def foreign_columns(op: Op) -> tuple[str, ...]:
-    """Return the columns that mark a row of another op: other ops' key columns that this one lacks."""
+    """Return the key columns of other ops that this op lacks, which mark rows of those ops."""
     return _foreign(op.columns, tuple([other.columns.key for other in ops().values()]))
 
 
@@ -61,17 +60,17 @@ def _foreign(columns: Columns, keys: tuple[tuple[str, ...], ...]) -> tuple[str, 
 
 
 def look_alikes(columns: Sequence[str]) -> list[str]:
-    """Return the ops whose tuned or untuned files have these columns; none where no op's do.
+    """Return the names of the ops whose tuned or untuned files have these columns.
 
-    A file with AITER's columns in AITER's order belongs to the ops that have exactly these; any
-    other file to all ops that could read it.
+    A file with AITER's columns in AITER's order belongs to the ops with exactly these; another file
+    to all ops that could read it.
     """
     readers = [op for op in ops().values() if fits(columns, op)]
     return [op.name for op in readers if is_of_aiter(columns, op)] or [op.name for op in readers]
 
 
 def fits(columns: Sequence[str], op: Op) -> bool:
-    """Tell whether an op could read a file with these columns, apart from unknown ones."""
+    """Check whether an op could read a file with these columns, ignoring unknown ones."""
     strange = set(columns) - {*synonyms(op, columns)}
     if not set(sizes(op)) <= set(columns) or set(foreign_columns(op)) & strange:
         return False
@@ -80,12 +79,12 @@ def fits(columns: Sequence[str], op: Op) -> bool:
 
 
 def is_tuned(columns: Iterable[str]) -> bool:
-    """Tell whether these are columns of a tuned table rather than of a list of shapes."""
+    """Check whether columns are those of a tuned table, not of a list of shapes."""
     return bool(set(_MEASURED) & set(columns))
 
 
 def is_of_aiter(columns: Sequence[str], op: Op) -> bool:
-    """Tell whether a file has AITER's columns in AITER's order, whatever follows them."""
+    """Check whether the columns begin with AITER's, in AITER's order."""
     if not is_tuned(columns):
         return [column for column in columns if column not in DEVICE] == list(op.columns.key)
     aiters = ["cu_num", *op.columns.key, *op.columns.values]
@@ -93,7 +92,7 @@ def is_of_aiter(columns: Sequence[str], op: Op) -> bool:
 
 
 def other_ops_hint(op: Op, columns: Sequence[str]) -> str:
-    """Return the end of a message about a file that looks like other ops'."""
+    """Return the end of a message about a file that may belong to other ops; "" if not."""
     others = [ops()[name] for name in look_alikes(columns) if name != op.name]
     if not others or op.name in look_alikes(columns):
         return ""
@@ -102,18 +101,18 @@ def other_ops_hint(op: Op, columns: Sequence[str]) -> str:
 
 
 def sizes(op: Op) -> list[str]:
-    """Return the columns of an op's key that every file has."""
+    """Return the key columns that every file of an op must have."""
     return [column for column in op.columns.key if column not in _DEFAULTED]
 
 
 def measures(op: Op) -> list[str]:
-    """Return the value columns that every row of an op needs."""
+    """Return the value columns that every tuned file of an op must have."""
     own = own_names(op.columns)
     return [own[name] for name in ("libtype", "us") if name in own]
 
 
 def in_order(op: Op, columns: Iterable[str]) -> list[str]:
-    """Order columns: AITER's in AITER's order, ours, then the rest of *columns*."""
+    """Sort columns: AITER's in AITER's order, ours, then the rest of *columns*."""
     return list(dict.fromkeys(("gfx", "cu_num", *op.columns.key, *op.columns.values, *appended(op), *columns)))
 
 
@@ -123,6 +122,6 @@ def unknown_columns(op: Op, columns: Iterable[str]) -> frozenset[str]:
 
 
 def appended(op: Op) -> tuple[str, ...]:
-    """Return our columns, which follow AITER's; "" and AITER's filler 0 mean absent in them."""
+    """Return our columns after AITER's, in which "" and AITER's filler 0 mean absent."""
     libtype = () if "libtype" in op.columns.values else ("libtype",)
     return (*libtype, "device", *op.columns.own, "libver")

@@ -1,4 +1,4 @@
-"""Tuned CSV files of an op, read tolerantly from AITER's formats and rewritten losslessly."""
+"""Tuned CSV files: read AITER's formats tolerantly, rewrite losslessly."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _log = logging.getLogger("tunedgemm")
 
 @attrs.frozen
 class Problem:
-    """A fault of a line of a file, or of the whole file (line 0)."""
+    """A fault in a line of a file, or in the whole file (line 0)."""
 
     path: Path
     line: int
@@ -81,7 +81,7 @@ class Problem:
 
 
 def problem_lines(problems: Iterable[Problem]) -> list[str]:
-    """Format problems, those with one reason as one text: ``file:2-4,9: reason``."""
+    """Format problems, grouped by reason: ``file:2-4,9: reason``."""
     grouped: dict[tuple[Path, str], list[int]] = {}
     for problem in problems:
         grouped.setdefault((problem.path, problem.reason), []).append(problem.line)
@@ -100,7 +100,7 @@ def _ranges(lines: Sequence[int]) -> str:
 
 @attrs.frozen
 class Conflict:
-    """Rows of one device and shape that name different solutions: the fastest is kept."""
+    """Rows of one device and shape with different solutions, of which the fastest is kept."""
 
     kept: Row
     others: tuple[Row, ...]
@@ -112,13 +112,12 @@ class Conflict:
 
 
 def read_rows(path: Path, op: Op) -> tuple[list[Row], list[Problem]]:
-    """Read a tuned table. A line that cannot be used is a problem and the others load.
+    """Read a tuned table; an unusable line becomes a problem.
 
     A row with a time of 0 or less is both a row and a problem.
 
     Raises:
-        TableError: the file cannot be read, lacks a column that every row needs, or is another
-            op's.
+        TableError: the file cannot be read, lacks a required column, or is another op's.
     """
     return rows_of_content(path, op, read_content(path))
 
@@ -134,7 +133,7 @@ def rows_of_content(path: Path, op: Op, content: bytes) -> tuple[list[Row], list
 
 
 def rows_of_records(path: Path, op: Op, records: Iterable[Record], unknown: Collection[str]) -> tuple[list[Row], list[Problem]]:
-    """Return the rows of some lines of a tuned file, whose columns the op has named; see `read_rows`.
+    """Return the rows of lines whose columns have the op's names; see `read_rows`.
 
     A line is one row, except in the short form; see `rows_of`.
     """
@@ -158,9 +157,9 @@ def rows_of_records(path: Path, op: Op, records: Iterable[Record], unknown: Coll
 
 
 def write_rows(path: Path, op: Op, rows: Iterable[Row]) -> None:
-    """Write a table of these rows in their order, replacing the file.
+    """Write rows in order, replacing the file.
 
-    A row that the table would not give back is left out, with an error in the log.
+    A row that would not be read back unchanged is skipped and logged as an error.
 
     Raises:
         TableError: the folder cannot be written.
@@ -171,14 +170,15 @@ def write_rows(path: Path, op: Op, rows: Iterable[Row]) -> None:
 
 
 def upsert(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> None:
-    """Put rows into a table; rows of the same device and shape are replaced and all other lines stay.
+    """Insert rows into a table, replacing rows of the same device and shape.
 
-    A row from AITER names no device. One measured on a device of its kind replaces it, or else the
-    older time could win. The file is read again under its lock, so that several processes may write
-    one table. A row that the table would not give back is left out, with an error in the log.
+    Other lines are kept. A row of AITER, which names no device, is replaced by one measured on a
+    device of its kind, because its older time could win. The file is read under its lock, so that
+    several processes can write one table. A row that would not be read back unchanged is skipped
+    and logged as an error.
 
     Args:
-        sort: order the file by gfx, cu_num, N, M, K and the rest of the key, as AITER does; else
+        sort: sort the file by gfx, cu_num, N, M, K and the rest of the key, as AITER does; else
             rows keep their positions.
 
     Raises:
@@ -189,13 +189,13 @@ def upsert(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> None:
 
 
 def fold(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> list[Conflict]:
-    """Merge the rows of other tables into one; for each device and shape the fastest row stays.
+    """Merge rows into a table, keeping the fastest row per device and shape.
 
-    A row with an invalid time stays only where no row is valid. The file is read under its lock, as
-    in `upsert`.
+    A row with an invalid time is kept only if none is valid. The file is read under its lock, as in
+    `upsert`.
 
     Returns:
-        The rows, including those of the file, that named different solutions.
+        The conflicts between rows, including those of the file.
 
     Raises:
         TableError: the file or its folder cannot be read or written; the file is unchanged.
@@ -216,9 +216,9 @@ def fold(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> list[Con
 
 
 def _upsert_locked(path: Path, op: Op, rows: Iterable[Row], sort: bool, *, supersede: bool) -> None:
-    """Do `upsert` under a lock that is already held; *supersede*: replace rows without a device, too.
+    """Do `upsert` under a held lock; with *supersede*, also replace rows without a device.
 
-    A line that already has its row's values keeps its text, as does every other line.
+    Unchanged lines keep their text.
     """
     refuse_published(path)
     fresh = {row.key: row for row in rows}
@@ -235,7 +235,7 @@ def _upsert_locked(path: Path, op: Op, rows: Iterable[Row], sort: bool, *, super
         elif key in waiting:
             row = waiting.pop(key)
             records.append(record if _is_this_row(path, record, op, unknown, row) else _kept_record(path, op, row, sheet.columns) or record)
-    end = next((at for at in range(len(records), 0, -1) if not records[at - 1].is_comment), 0)  # comments at the end stay there
+    end = next((at for at in range(len(records), 0, -1) if not records[at - 1].is_comment), 0)  # trailing comments stay at the end
     records[end:end] = filter(None, (_kept_record(path, op, row, sheet.columns) for row in waiting.values()))
     sheet.records = _in_order(records, op) if sort else records
     sheet.columns = _widen(op, sheet.columns, records) if sheet.columns else in_order(op, _columns_of(records))
@@ -243,7 +243,7 @@ def _upsert_locked(path: Path, op: Op, rows: Iterable[Row], sort: bool, *, super
 
 
 def _in_order(records: Iterable[Record], op: Op) -> list[Record]:
-    """Sort lines as AITER does, without empty ones; a comment stays above the line that it precedes."""
+    """Sort lines like AITER, without empty ones; a comment stays above its line."""
     groups: list[list[Record]] = [[]]
     for record in records:
         if record.is_comment or not blank(record):
@@ -255,7 +255,7 @@ def _in_order(records: Iterable[Record], op: Op) -> list[Record]:
 
 
 def _kept_record(path: Path, op: Op, row: Row, columns: Sequence[str] = ()) -> Record | None:
-    """Return a row's record; None, with an error in the log, where the table would not give it back."""
+    """Return a row's record; log an error and return None if it would not be read back unchanged."""
     record = record_of(row, op)
     try:
         format_line(record, in_order(op, record.cells) if not columns else list(dict.fromkeys((*columns, *record.cells))))
@@ -275,7 +275,7 @@ def _is_this_row(path: Path, record: Record, op: Op, unknown: Collection[str], r
 
 
 def read_tuned(path: Path, op: Op) -> Sheet:
-    """Read a tuned file with its columns renamed as the op does; empty lines are among its records.
+    """Read a tuned file, with the op's names of columns; empty lines are kept as records.
 
     Raises:
         TableError: as in `read_rows`.
@@ -288,7 +288,7 @@ def read_tuned(path: Path, op: Op) -> Sheet:
 
 
 def name_columns(path: Path, op: Op, sheet: Sheet) -> None:
-    """Rename a tuned file's columns as the op does; raise TableError for another kind of file."""
+    """Rename a tuned file's columns to the op's names; raise TableError for another kind of file."""
     own, columns = own_names(op.columns), sheet.columns
     refuse_other_separators(path, columns)
     sheet.rename(synonyms(op, columns))
@@ -305,7 +305,7 @@ def name_columns(path: Path, op: Op, sheet: Sheet) -> None:
 
 
 def _judge_rows(path: Path, op: Op, sheet: Sheet, columns: Sequence[str]) -> None:
-    """Raise TableError for a file whose rows are all another op's; a single such row is only skipped."""
+    """Raise TableError if all rows are another op's; single ones are only skipped."""
     foreign = [column for column in foreign_columns(op) if column in columns]
     if not foreign or op.name in look_alikes(columns):
         return
@@ -315,15 +315,14 @@ def _judge_rows(path: Path, op: Op, sheet: Sheet, columns: Sequence[str]) -> Non
 
 
 def infer_op(paths: Iterable[Path]) -> Op:
-    """Return the op of these tables or lists of shapes, by their columns, then by their names.
+    """Infer the op of tables or lists of shapes by their columns, then by their names.
 
-    A published table states its op. A file whose columns are not exactly AITER's, or that lists M,
-    N and K alone, is of a16w16 where it may be.
+    A published table states its op. A file with only M, N and K, or with other columns than
+    AITER's, is assumed to be a16w16 if possible.
 
     Raises:
         TableError: a file cannot be read.
-        UserError: several ops have such columns and the name decides for none, or the files are of
-            several ops.
+        UserError: the op is ambiguous, or the files are of several ops.
     """
     by_op: dict[str, Path] = {}
     for path in paths:
@@ -348,7 +347,7 @@ def infer_op(paths: Iterable[Path]) -> Op:
 
 
 def require_columns(path: Path, op: Op, columns: Sequence[str], missing: Sequence[str]) -> None:
-    """Raise TableError if columns are missing, which another op's file would lack."""
+    """Raise TableError if required columns are missing, with a hint to the right op."""
     if missing:
         spelt = {column: other for column in missing for other in columns if other.lower() == column.lower()}
         if spelt.keys() >= {*missing}:
@@ -364,13 +363,13 @@ def require_columns(path: Path, op: Op, columns: Sequence[str], missing: Sequenc
 
 
 def refuse_other_separators(path: Path, columns: Sequence[str]) -> None:
-    """Raise TableError for a file whose fields are separated by tabs or the like."""
+    """Raise TableError for a file whose separator is not a comma."""
     if mark := next((mark for mark in "\t;|" if len(columns) == 1 and mark in columns[0]), ""):
         raise TableError(f"{path}: fields must be separated by commas (got {mark!r}); save the file as CSV")
 
 
 def _widen(op: Op, columns: Sequence[str], records: Iterable[Record]) -> list[str]:
-    """Return the columns of a file, then those it lacks in which a record has a value, in our order."""
+    """Return the columns of a file and, in our order, further ones that records fill."""
     own = set(columns)
     filled = {column for record in records for column, text in record.cells.items() if text and column not in own}
     return [*columns, *(column for column in in_order(op, sorted(filled)) if column in filled)]

@@ -1,7 +1,6 @@
-"""Tables in installed distributions, found by their entry points without importing a line of code.
+"""Tables in installed distributions, found by entry points without importing them. Torch-free.
 
-An entry point of the group ``tunedgemm.tables`` names a package, whose CSV files are published
-tables. Torch-free.
+An entry point of group ``tunedgemm.tables`` names a package whose CSV files are published tables.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ class Distribution:
 
     Attributes:
         label: name and version of the distribution.
-        paths: its published tables by the name of their op, in the order of file names.
-        faults: why it has none, or why one of its files is not used.
+        paths: (op name, published table) pairs, in order of file names.
+        faults: why it has no tables, or why a file is not used.
     """
 
     label: str
@@ -41,7 +40,7 @@ class Distribution:
 
 
 def distributions() -> tuple[Distribution, ...]:
-    """Return the distributions with tables by name; warn once of what is not used."""
+    """Return the distributions with tables, by name; warn once about unusable ones."""
     found = tuple(sorted(map(_of_entry, entry_points(group=GROUP)), key=lambda distribution: (distribution.label, distribution.paths)))
     for fault in (fault for distribution in found for fault in distribution.faults):
         warn_once(f"a table that is not used: {fault}")

@@ -1,4 +1,4 @@
-"""Where tables are: a user's folder, an op's variable, distributions, the package; precedence."""
+"""Locations of tables and their precedence: variable, user folder, distributions, package."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from tunedgemm.table.sheet import present
 if TYPE_CHECKING:
     from tunedgemm.ops.op import Op
 
-#: tables shipped with the package; those of one model are in `MODELS` below it
+#: Folder of the shipped tables; those of single models are in `MODELS` below it.
 SHIPPED = Path(__file__).parent / "configs"
 MODELS = "model_configs"
-#: name of the lowest layer, and the word for both layers of the package's tables
+#: Name of the lowest layer, and of both layers of shipped tables in messages.
 SHIPPED_WORD = "shipped"
-#: name of the layers of installed distributions
+#: Name of the layers of installed distributions.
 DISTRIBUTION = "distribution"
-#: folders below it that hold the ``config.json`` of models, by name
+#: Subfolder with the ``config.json`` of models, by name.
 MODEL_FOLDERS = "models"
 
-#: the entry of a variable that keeps the user's and the shipped tables as lower layers
+#: Entry in a variable that keeps the user's and the shipped tables as lower layers.
 DEFAULT = "default"
 
 
 @attrs.frozen
 class TableLayer:
-    """Files of one precedence. The fastest row of a layer wins; an earlier layer beats a later one.
+    """Files of equal precedence. Within a layer the fastest row wins; earlier layers beat later ones.
 
     Attributes:
         name: ``instance``, ``environment``, ``user``, ``distribution``, ``model`` or ``shipped``.
         paths: the layer's files; only those of ``instance`` and ``environment`` must exist.
-        origin: name and version of the installed distribution that the files belong to, else "".
+        origin: name and version of the distribution with the files; else "".
     """
 
     name: str
@@ -53,17 +53,17 @@ class TableLayer:
 
     @property
     def is_shipped(self) -> bool:
-        """Tell whether the files belong to the package."""
+        """Check whether the tables are shipped with the package."""
         return self.name in ("model", SHIPPED_WORD)
 
     @property
     def named_by_user(self) -> bool:
-        """Tell whether the user named these files, so that a missing one deserves a warning."""
+        """Check whether the user named these files, so that a missing one is a warning."""
         return self.name in ("instance", "environment")
 
 
 def home_folder() -> Path:
-    """Return the user's folder for tables and captured shapes; ``TUNEDGEMM_HOME`` overrides it.
+    """Return the user's folder of tables and captured shapes (``TUNEDGEMM_HOME``).
 
     It need not exist.
     """
@@ -71,7 +71,7 @@ def home_folder() -> Path:
 
 
 def tuned_path(op: Op) -> Path:
-    """Return the default output of tuning: the first path of the op's variable, else the user's table."""
+    """Return the default output table: the first path of the op's variable, else the user's table."""
     named, _ = _variable(op)
     return named[0] if named else home_folder() / op.columns.tuned_file
 
@@ -82,7 +82,7 @@ def untuned_path(op: Op) -> Path:
 
 
 def named_file(text: str) -> Path:
-    """Return the file that *text* names: a path, or else the bare name of a shipped or installed file.
+    """Resolve a path, or the bare name of a shipped or installed file.
 
     Raises:
         UserError: the text is empty.
@@ -102,10 +102,10 @@ def table_paths(tables: Path | Sequence[Path] | None) -> tuple[Path, ...]:
 
 
 def named_model(text: str) -> Path:
-    """Return the model folder that *text* names: a path, or else the bare name of a shipped model.
+    """Resolve a path of a model folder, or the bare name of a shipped model.
 
     Raises:
-        UserError: a bare name that is neither; the message lists those that are shipped.
+        UserError: neither exists; the message lists the shipped models.
     """
     path = expanded(text)
     if path.name != text or present(path):
@@ -118,14 +118,13 @@ def named_model(text: str) -> Path:
 
 
 def table_layers(op: Op, above: Sequence[Path] = ()) -> list[TableLayer]:
-    """Return the layers of an op's table, highest precedence first, without opening a file.
+    """Return the layers of an op's table, highest precedence first, without opening files.
 
     Args:
-        above: files that rank above all others, such as those given to one `TunedGemm` instance.
+        above: files that rank above all others, such as those of a `TunedGemm` instance.
 
-    A set variable replaces the layers below it. The word ``default`` among its
-    entries restores them. So does a missing path that ends in ``aiter/configs/<default name>``,
-    which launch scripts written for AITER pass.
+    A set variable replaces the layers below it. It keeps them if it contains the entry ``default``,
+    or a missing path that ends in ``aiter/configs/<default name>``, as AITER's scripts set.
     """
     named, defaults = _variable(op)
     layers = [TableLayer("instance", tuple(above)), TableLayer("environment", tuple(named))]
@@ -137,16 +136,16 @@ def table_layers(op: Op, above: Sequence[Path] = ()) -> list[TableLayer]:
 
 
 def shipped_layers(op: Op) -> list[TableLayer]:
-    """Return the layers of the package, whatever a variable says."""
+    """Return the layers of shipped tables, regardless of variables."""
     models = sorted(path for path in (SHIPPED / MODELS).glob("*.csv") if "untuned" not in path.name and is_table_name(path.name, op))
     return [TableLayer("model", tuple(models)), TableLayer(SHIPPED_WORD, (SHIPPED / op.columns.tuned_file,))]
 
 
 def is_table_name(name: str, op: Op) -> bool:
-    """Return whether a file's name is of this op, tuned or untuned.
+    """Check whether a file name belongs to this op, tuned or untuned.
 
-    It must contain the name of the op's file as whole words, and the longest name that fits
-    decides: ``dsv3_a8w8_bpreshuffle_tuned_gemm.csv`` is a table of a8w8_bpreshuffle alone.
+    It must contain the op's file name as whole words, and the longest match wins:
+    ``dsv3_a8w8_bpreshuffle_tuned_gemm.csv`` belongs to a8w8_bpreshuffle only.
     """
     own = (op.columns.tuned_file, op.columns.untuned_file)
     every = {*own, *(file for other in ops().values() for file in (other.columns.tuned_file, other.columns.untuned_file))}
@@ -160,7 +159,7 @@ def _words(stem: str) -> re.Pattern[str]:
 
 
 def _variable(op: Op) -> tuple[list[Path], bool]:
-    """Return the paths of the op's variable, and whether the layers below apply."""
+    """Return the paths of the op's variable, and whether lower layers apply."""
     entries = [entry.strip() for entry in os.environ.get(op.columns.variable, "").split(os.pathsep) if entry.strip()]
     named: list[Path] = []
     defaults = not entries

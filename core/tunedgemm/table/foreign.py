@@ -1,7 +1,6 @@
-"""Foreign: files that are neither tables nor lists of shapes, by how their content begins.
+"""Detect files of other formats by the start of their content. Torch-free.
 
-A signature is a pattern that no header of a table can match, so that a new format is one line.
-Torch-free.
+A signature is a pattern that no header of a table matches, so a new format is one line.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ import attrs
 
 from tunedgemm.errors import TableError
 
-#: Bytes at the start of a file that the signatures are compared with.
+#: Bytes at the start of a file in which signatures are searched.
 _OPENING = 4096
 
-#: Empty lines and comments, which may precede a header.
+#: Empty lines and comments before a header.
 _BEFORE = re.compile(rb'(?:\xef\xbb\xbf)?(?:[ \t,]*\r?\n|[ \t"]*#[^\n]*\n)*')
 
 
@@ -26,12 +25,12 @@ def _compiled(pattern: bytes) -> re.Pattern[bytes]:
 
 @attrs.frozen
 class ForeignFormat:
-    """A format of other programs.
+    """A file format of another program.
 
     Attributes:
-        name: what such a file is.
-        begins: how its content begins, below empty lines and comments.
-        remedy: what its owner can do.
+        name: description of the format.
+        begins: pattern at the start, after empty lines and comments.
+        remedy: what the user can do.
     """
 
     name: str
@@ -43,7 +42,7 @@ _CAPTURE = "capture the shapes of the same workload with AITER_TUNE_GEMM=1, or l
 _UNPACK, _SAVE, _LIST = "unpack it, and name the file in it", "save it as CSV in UTF-8", "name a table or a list of shapes"
 _TITLED = rb'"?(?:gfx|cu_num|token|M|B)"?,[^\n]*\b(?:N|model_dim)\b'
 
-#: what a file is, how it begins below empty lines and comments, the remedy; the first that fits
+#: Known formats; the first that matches wins.
 FORMATS = tuple(
     ForeignFormat(*texts)
     for texts in (
@@ -98,7 +97,7 @@ FORMATS = tuple(
 
 
 def refuse_foreign(path: Path, content: bytes) -> None:
-    """Raise TableError for the content of a file that has a known format other than CSV."""
+    """Raise TableError for content in a known format other than CSV."""
     opening = content[:_OPENING]
     before = _BEFORE.match(opening)
     start = before.end() if before else 0

@@ -1,8 +1,8 @@
-"""Index: finds tuned rows by key without parsing them; merges the sources of a table. Torch-free.
+"""Index: find tuned rows of several sources by key, without parsing them. Torch-free.
 
-A key is 64 bits: the hash of (stamp, N, K, M), where the stamp stands for cu_num and all of a shape
-but its sizes. Two keys may collide, so the look-up compares the row. Only numbers are kept, so that
-a million rows load in seconds.
+A key is the 64-bit hash of (stamp, N, K, M), where the stamp hashes cu_num and a shape without its
+sizes. Keys may collide, so a look-up compares the row. Only numbers are stored, so that a million
+rows load in seconds.
 """
 
 from __future__ import annotations
@@ -22,27 +22,26 @@ if TYPE_CHECKING:
     from tunedgemm.shape import Shape
     from tunedgemm.table.row import Row
 
-#: All of a shape but its sizes; the bias's dtype is not part of a table's key.
+#: A shape without sizes, and without the bias dtype, which is not part of a table's key.
 Kind = tuple[str, str, str, str, str, tuple[tuple[str, int | str | bool], ...]]
 
 #: Number of parts of an index with more rows than `WHOLE`.
 PARTS, WHOLE = 256, 1 << 15
 
-#: Rows parsed together where all are wanted.
+#: Rows per batch when all are parsed.
 _TOGETHER = 2000
 
-#: Most rows of one file to cache of those whose lines were read one by one; further ones are parsed
-#: again.
+#: Most rows cached per file while reading line by line; others are parsed again.
 _REMEMBERED = 20_000
 
 
 def kind_of(shape: Shape) -> Kind:
-    """Return what a row must share with a shape, sizes aside."""
+    """Return the kind of a shape: all fields of the key but sizes."""
     return shape.dtype, shape.outdtype, shape.epilogue, shape.scale, shape.layout, shape.extra
 
 
 def stamp_of(units: int, kind: Kind) -> int:
-    """Hash a number of compute units and a kind."""
+    """Hash cu_num and a kind."""
     return hash((units, kind))
 
 
@@ -53,21 +52,20 @@ def numbers(code: str) -> Callable[[], array[int]]:
 
 @attrs.define(eq=False)
 class RowSource(Sequence["Row"]):
-    """The rows of one file, each parsed on first use and cached; or rows that were given.
+    """The rows of one file, each parsed on first use and cached; or given rows.
 
     Attributes:
-        read: function of (line numbers, the lines' bytes) that returns their rows, in order.
-        content: the file, without a byte order mark, each line ended by one newline.
-        kinds: kind -> cu_num -> stamp, for all that occur.
-        devices: (gfx, device, cu_num) of the rows, by the numbers in `device_numbers`.
-        keys, us, device_numbers, starts, lines: for each row the hash of its key, its microseconds,
-            its position in `devices`, and the offset in `content` and the number of its line. The
-            rows of one line are adjacent.
-        problems: lines that cannot be read, or are never chosen.
+        read: (line numbers, lines) -> their rows, in order.
+        content: bytes of the file, without a byte order mark, with lines ended by ``\\n``.
+        kinds: kind -> cu_num -> stamp, for all rows.
+        devices: distinct (gfx, device, cu_num) of the rows.
+        keys, us, device_numbers, starts, lines: per row its key, microseconds, index in `devices`,
+            offset in `content` and line number. The rows of one line are adjacent.
+        problems: lines that cannot be read or are never chosen.
         parsed: the rows parsed so far, by position.
         sorted: whether the rows are in the order of their lines.
-        parts: the positions of rows by the last bits of their keys; empty until `split`.
-        pinned: whether a row has M = 0.
+        parts: positions of rows by the low bits of their keys; empty until `split`.
+        pinned: whether any row has M = 0.
     """
 
     read: Callable[[Sequence[int], Sequence[bytes]], list[Row]]
@@ -109,7 +107,7 @@ class RowSource(Sequence["Row"]):
         return number
 
     def add(self, row: Row, start: int) -> None:
-        """Append a row that was read one by one from the line at this offset."""
+        """Append a parsed row of the line at this offset."""
         shape = row.shape
         self.pinned = self.pinned or shape.m == 0
         if len(self.parsed) < _REMEMBERED:
@@ -167,7 +165,7 @@ class RowSource(Sequence["Row"]):
         return self.iterate(range(len(self.keys)))
 
     def iterate(self, positions: Sequence[int]) -> Iterator[Row]:
-        """Yield the rows at these positions in the order of their lines, parsed in batches."""
+        """Yield the rows at these positions in line order, parsed in batches."""
         if not self.sorted:
             positions = sorted(positions, key=self.lines.__getitem__)
         for at in range(0, len(positions), _TOGETHER):
@@ -176,29 +174,29 @@ class RowSource(Sequence["Row"]):
             yield from map(self.parsed.__getitem__, some)
 
     def parse(self, positions: Sequence[int]) -> None:
-        """Parse and cache the rows at these positions together: each costs a tenth of one alone."""
+        """Parse and cache rows in one batch, which is ten times as fast per row."""
         missing = [position for position in positions if position not in self.parsed]
         self.parsed.update(zip(missing, self._parse(missing), strict=True))
 
 
 def unread(numbers: Sequence[int], lines: Sequence[bytes]) -> list[Row]:
-    """Fail: the `read` of a source that has no lines, or none yet."""
+    """Raise AssertionError for lines: the `read` of a source without a file."""
     if lines:
         raise AssertionError(f"lines {numbers} were never read")
     return []
 
 
 class Index:
-    """Sources in order of precedence, looked up as one.
+    """Sources merged in order of precedence.
 
-    A large index is looked up in parts, and the dict of a part is built on its first use. A million
-    rows are available at once, and each of the first look-ups takes half a millisecond longer.
+    A large index is hashed in parts, each on first use. So a million rows are available at once,
+    while each of the first look-ups takes half a millisecond longer.
 
     Attributes:
-        kinds: kind -> cu_num -> stamp, for all that occur.
-        parts: by ``key % len(parts)``, key -> the numbers of its rows: one, or a list; None for one
-            that `part` has to make.
-        pinned: whether a row has M = 0.
+        kinds: kind -> cu_num -> stamp, for all rows.
+        parts: by ``key % len(parts)``, a dict from key to row number or list of numbers; None for
+            a part that `part` has not built.
+        pinned: whether any row has M = 0.
     """
 
     def __init__(self, layers: Sequence[Sequence[RowSource]]) -> None:
@@ -213,7 +211,7 @@ class Index:
         self.parts: list[dict[int, int | list[int]] | None] = [None] * (PARTS if total > WHOLE else 1)
 
     def part(self, part: int) -> dict[int, int | list[int]]:
-        """Return the dict of a part, built and stored on first use."""
+        """Return the dict of a part, built on first use."""
         there = self.parts[part]
         if there is not None:
             return there
@@ -231,13 +229,13 @@ class Index:
 
     @property
     def rows(self) -> Iterator[Row]:
-        """Yield all rows by precedence; each is parsed."""
+        """Yield all rows by precedence, parsed."""
         return (row for source in self._sources for row in source)
 
     def rows_of(self, gfx: str, units: int, serves: Callable[[int, str], bool] | None = None) -> Iterator[Row]:
-        """Yield the rows of one gfx and cu_num by precedence; no others are parsed.
+        """Yield the rows of a gfx and cu_num by precedence; only these are parsed.
 
-        *serves* tells whether rows of a layer and a device's slug are wanted; all are without it.
+        *serves* filters by layer and device slug.
         """
         for layer, source in zip(self._ranks, self._sources, strict=True):
             named = {number: slug for number, (name, slug, count) in enumerate(source.devices) if (name, count) == (gfx, units)}
@@ -247,17 +245,17 @@ class Index:
 
     @property
     def devices(self) -> set[tuple[str, int]]:
-        """Return each gfx with each cu_num that rows name; "" and 0 stand for any."""
+        """Return the (gfx, cu_num) pairs of all rows; "" and 0 mean any."""
         return {(gfx, units) for source in self._sources for gfx, _, units in source.devices}
 
     @property
     def keys(self) -> Iterator[int | list[int]]:
-        """Yield the numbers of the rows of each key."""
+        """Yield the row numbers of each key."""
         for part in range(len(self.parts)):
             yield from self.part(part).values()
 
     def ordered(self, numbers: int | list[int]) -> list[tuple[int, float, int]]:
-        """Sort the valid rows of one key as (layer, time, number); rows of equal time are in any order."""
+        """Sort the valid rows of a key as (layer, time, number)."""
         valid = []
         for number in numbers if isinstance(numbers, list) else (numbers,):
             at = bisect.bisect_right(self._bases, number) - 1
@@ -267,17 +265,17 @@ class Index:
         return sorted(valid) if len(valid) > 1 else valid
 
     def layer_of(self, number: int) -> int:
-        """Return the layer of a row: its position among those of the index."""
+        """Return the layer number of a row."""
         return self._ranks[bisect.bisect_right(self._bases, number) - 1]
 
     def device_of(self, number: int) -> tuple[str, str]:
-        """Return gfx and device of a row."""
+        """Return gfx and device slug of a row."""
         at = bisect.bisect_right(self._bases, number) - 1
         source = self._sources[at]
         return source.devices[source.device_numbers[number - self._bases[at]]][:2]
 
     def parse(self, numbers: Sequence[int]) -> None:
-        """Parse and cache some rows together."""
+        """Parse and cache rows in one batch."""
         positions: dict[int, list[int]] = {}
         for number in numbers:
             at = bisect.bisect_right(self._bases, number) - 1
@@ -287,6 +285,6 @@ class Index:
                 self._sources[at].parse(of_source[start : start + _TOGETHER])
 
     def row(self, number: int, *, keep: bool = True) -> Row:
-        """Return the row of this number; *keep*: cache it."""
+        """Return the row with this number; cache it if *keep*."""
         at = bisect.bisect_right(self._bases, number) - 1
         return (self._sources[at].row if keep else self._sources[at].peek)(number - self._bases[at])

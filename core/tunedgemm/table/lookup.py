@@ -1,4 +1,4 @@
-"""Table: an op's tuned rows of all layers, and the look-up for a shape on a device; torch-free."""
+"""Table: an op's tuned rows from all layers, and their look-up by shape and device. Torch-free."""
 
 from __future__ import annotations
 
@@ -32,31 +32,30 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tunedgemm")
 
-#: The word for rows with M = 0, which pin one solution for every M.
+#: Granularity of rows with M = 0, which pin one solution for every M.
 _PINNED = "pinned"
 
-#: Most sets of rows whose answers a table caches; the shapes that pad to one row share them.
+#: Most cached look-ups; shapes that pad to the same rows share one.
 _REMEMBERED = 1 << 16
 
-#: An answer of up to this many rows is parsed at once; a longer one as the caller iterates, in
-#: batches that double up to the second number.
+#: Matches parsed at once; more are parsed while the caller iterates, in batches that double up to
+#: the second number.
 _FEW, _TOGETHER = 8, 2048
 
 
-#: Most rows of one key, layer and time that are compared further; more of them, which no tuner
-#: writes, keep their order in the files.
+#: Most rows of equal key, layer and time that are sorted further; more keep file order.
 _COMPARED = 256
 
 
 @attrs.frozen
 class Match:
-    """A row that answers for a shape.
+    """A row that may serve a shape.
 
     Attributes:
-        row: the row; its shape is the one that was tuned.
-        granularity: how its M relates to the requested one.
-        same_device: whether it was tuned on a device of this name, or the file names none.
-        layer: the layer of its table in words, as `TableLayer`; "" for rows that no file has.
+        row: the row, with the tuned shape.
+        granularity: relation of its M to the requested one, such as ``exact``.
+        same_device: whether it was tuned on a device of this name, or names none.
+        layer: name of its table's layer; "" for rows without a file.
     """
 
     row: Row
@@ -66,7 +65,7 @@ class Match:
 
     @functools.cached_property
     def why(self) -> str:
-        """Describe the row: its file, line and layer, its time, and its relation to the requested shape."""
+        """Describe the row: file, line, layer, time, and relation to the requested M and device."""
         row = self.row
         other = "" if self.same_device else f", measured on {with_memory(row.device)}"
         layer = f" ({self.layer})" if self.layer else ""
@@ -75,14 +74,14 @@ class Match:
 
 @attrs.frozen(eq=False)
 class _UnparsedRow:
-    """A matching row that is not parsed yet.
+    """A matching row before parsing.
 
     Attributes:
         number: its number in the index.
         m, product, units: the key of its bucket.
-        word: how its M relates to the requested one.
+        word: its granularity.
         same_device: see `Match`.
-        offered: the first row of each solution and device under this key, shared by all its rows.
+        offered: the first row per solution and device of this key, shared by its rows.
     """
 
     number: int
@@ -97,20 +96,20 @@ class _UnparsedRow:
 #: N, K and kind of an equivalent shape.
 _Product = tuple[int, int, Kind]
 
-#: The row numbers of one key, and that key: M, the word for it, the product and the cu_num.
+#: Row numbers of a key, and the key: M, granularity, product and cu_num.
 _Bucket = tuple[int | list[int], int, str, _Product, int]
 
 _Answers = tuple[Match, ...] | list[Match | _UnparsedRow | None]
 
 
 class Table:
-    """The rows of an op, merged from layers of files. Immutable to its user; `load` makes it.
+    """The rows of an op, merged from layers of files; immutable, made by `load`.
 
-    A row of a file becomes an object when a look-up or `rows` needs it.
+    Rows are parsed when needed.
 
     Attributes:
         op: the op.
-        problems: lines that cannot be read, or are never chosen.
+        problems: lines that cannot be read or are never chosen.
     """
 
     def __init__(
@@ -125,10 +124,10 @@ class Table:
     ) -> None:
         """
         Args:
-            layers: rows of each layer, the one of highest precedence first.
-            index: the layers' rows, instead of *layers*.
-            labels: the layers in words.
-            named: the files that the user named, and their rows.
+            layers: rows of each layer, highest precedence first.
+            index: index of the rows, instead of *layers*.
+            labels: names of the layers.
+            named: files named by the user, with their rows.
         """
         self.op = op
         self.problems = tuple(problems)
@@ -146,10 +145,10 @@ class Table:
 
         Args:
             above: files that rank above all others.
-            layers: the only layers to read, instead of *above* and those of `table_layers`.
+            layers: the layers to read, instead of *above* and `table_layers`.
 
-        Raises:
-            TableError: a file of *above* cannot be used.
+            Raises:
+            TableError: a file in *above* is unusable.
         """
         by_layer: list[list[RowSource]] = []
         named: list[tuple[Path, RowSource]] = []
@@ -179,7 +178,7 @@ class Table:
 
     @functools.cached_property
     def rows(self) -> tuple[Row, ...]:
-        """Return all readable rows by precedence, even those that never win; slow for a large table."""
+        """Return all readable rows by precedence; slow for a large table."""
         return tuple(self._index.rows)
 
     def rows_for(self, device: Device) -> Iterator[Row]:
@@ -187,11 +186,11 @@ class Table:
         return self._index.rows_of(device.gfx, device.cu_num, lambda layer, name: name in ("", device.name) or self._serves_alike(layer))
 
     def foreign(self, device: Device) -> str:
-        """Name the rows' devices where none is *device*; "" where some may be, or there are no rows."""
+        """Return the devices of the rows if none may be *device*; else ""."""
         return _others(self._index, device)
 
     def warn_of_foreign_files(self, device: Device) -> None:
-        """Log, once for a device, each file that the user named whose rows are all for other devices."""
+        """Log once per device the user's files whose rows are all for other devices."""
         if device in self._examined:
             return
         self._examined.add(device)
@@ -200,10 +199,10 @@ class Table:
                 _log.warning("a table that serves no call: %s: no row for %s; its rows are for %s", path, device, others)
 
     def elsewhere(self, shape: Shape, device: Device) -> str:
-        """Name the row that would serve *shape* on another device, and what differs; "" where there is none.
+        """Describe the row that would serve *shape* on another device; "" if there is none.
 
-        A device of the same gfx comes first. For messages only: it looks the shape up once for each
-        device in the table.
+        Devices of the same gfx come first. For messages only: it looks up the shape for each device
+        in the table.
         """
         others = self._index.devices - {(device.gfx, device.cu_num), ("", device.cu_num), (device.gfx, 0), ("", 0)}
         for gfx, units in sorted(others, key=lambda other: (other[0] not in ("", device.gfx), abs(other[1] - device.cu_num), other)):
@@ -216,15 +215,14 @@ class Table:
         return ""
 
     def candidates(self, shape: Shape, device: Device) -> Iterator[Match]:
-        """Yield the rows that answer for *shape* on *device*, best first, for the caller to try in turn.
+        """Yield the rows that may serve *shape* on *device*, best first.
 
-        A row that pins every M comes first, then the rows of `Op.padded_m` in its order. At each M
-        the shape itself precedes its equivalents (`Op.equivalent_shapes`), and a row that names the
-        compute units precedes one for any. Then come the layers by precedence, and within a layer
-        the lowest time. Rows of other devices of the same gfx and cu_num follow in the same order,
-        those of the product with the most similar memory first. In 16 bits, those of the package's
-        tables are left out. On NVIDIA, the nearest M comes first, and
-        rows too far away are left out: see `padded_m.on_nvidia`.
+        Pins come first, then the rows of `Op.padded_m` in its order. At each M, the shape precedes
+        its equivalents (`Op.equivalent_shapes`), and rows with a cu_num precede rows for any. Then
+        layers count by precedence, and within a layer the lowest time. Rows of other devices with
+        the same gfx and cu_num follow, those with the most similar memory first; in 16 bits, not
+        those of shipped tables. On NVIDIA the nearest M comes first, and distant ones are left out:
+        see `padded_m.on_nvidia`.
         """
         buckets = self._buckets(shape, device)
         if not buckets:
@@ -247,7 +245,7 @@ class Table:
                 yield match  # type: ignore[misc]  # parsed above
 
     def _look_up(self, key: tuple[Any, ...], device: Device, buckets: list[_Bucket]) -> _Answers:
-        """Return the answers and cache them: matches, or unparsed rows where they are many."""
+        """Look up and cache the matches, unparsed if they are many."""
         unparsed = self._unparsed_rows(buckets, device)
         answers = tuple(self._walk(unparsed)) if len(unparsed) <= _FEW else unparsed
         if len(self._answers) >= _REMEMBERED:
@@ -256,7 +254,7 @@ class Table:
         return answers
 
     def _unparsed_rows(self, buckets: list[_Bucket], device: Device) -> list[Match | _UnparsedRow | None]:
-        """Return the valid rows of the buckets that hold for a device, best first."""
+        """Return the valid rows in the buckets for a device, best first."""
         ordered = [self._ordered(rows) for rows, *_ in buckets]
         devices = {number: self._index.device_of(number) for numbers in ordered for number in numbers}
         offered: list[dict[Any, int]] = [{} for _ in buckets]
@@ -296,9 +294,9 @@ class Table:
         return buckets
 
     def _ordered(self, rows: int | list[int]) -> list[int]:
-        """Return the numbers of one key's valid rows, best first.
+        """Return the valid row numbers of a key, best first.
 
-        Rows of one layer and time are parsed and compared further, unless they are too many.
+        Rows of equal layer and time are parsed and sorted further, unless they are too many.
         """
         numbers: list[int] = []
         valid = self._index.ordered(rows)
@@ -313,7 +311,7 @@ class Table:
         return numbers
 
     def _match(self, unparsed: _UnparsedRow) -> Match | None:
-        """Parse a matching row; None where it repeats a better one, or its key is a hash collision."""
+        """Parse a matching row; None if it repeats a better one or its key collides."""
         row = self._index.row(unparsed.number)
         shape = row.shape
         if (row.cu_num, shape.m, (shape.n, shape.k, kind_of(shape))) != (unparsed.units, unparsed.m, unparsed.product):
@@ -323,15 +321,15 @@ class Table:
         return Match(row, unparsed.word, unparsed.same_device, self._label(self._index.layer_of(unparsed.number)))
 
     def _label(self, layer: int) -> str:
-        """Return a layer in words, "" where no file has its rows."""
+        """Return the name of a layer; "" for rows without files."""
         return self._labels[layer] if self._labels else ""
 
     def _serves_alike(self, layer: int) -> bool:
-        """Return whether a layer's rows may serve other devices of their gfx and cu_num."""
+        """Check whether a layer's rows may serve other devices with their gfx and cu_num."""
         return self.op.serves_alike or self._label(layer) != SHIPPED_WORD
 
     def to_frame(self) -> pd.DataFrame:
-        """Return all rows as a pandas frame: the columns of the CSV, numbers as numbers, and the file."""
+        """Return all rows as a pandas DataFrame: the CSV's columns, and the file."""
         import pandas as pd
 
         frame: pd.DataFrame = pd.DataFrame([{**record_of(row, self.op).cells, "source": str(row.source)} for row in self.rows])
@@ -341,9 +339,9 @@ class Table:
         return frame
 
     def fingerprint(self) -> str:
-        """Return a SHA-256 over the rows and their order; independent of paths and of the order in files.
+        """Return a SHA-256 of the rows by precedence, independent of paths and order in files.
 
-        Every row is parsed and none is cached: about a minute for a million.
+        It parses every row: about a minute per million.
         """
         total = 0
         for numbers in self._index.keys:
@@ -362,7 +360,7 @@ class Table:
 
 
 def _others(index: Index, device: Device) -> str:
-    """Name the devices of rows, as ``gfx942/80``; "" where *device* may be one, or there are none."""
+    """Format the devices of rows as ``gfx942/80``; "" if *device* may be one."""
     pairs = index.devices
     if any(gfx in ("", device.gfx) and units in (0, device.cu_num) for gfx, units in pairs):
         return ""
@@ -375,5 +373,5 @@ def _identity(row: Row) -> tuple[Any, ...]:
 
 
 def _further(row: Row) -> tuple[Any, ...]:
-    """Return the sort key of rows of one layer and time."""
+    """Return the sort key of rows with equal layer and time."""
     return rank(row.solution.libtype), _identity(row), row.gfx, row.device

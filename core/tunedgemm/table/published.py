@@ -1,7 +1,7 @@
-"""Published tables: CSV files whose comment lines above the header state provenance and a checksum.
+"""Published tables: CSV files with provenance and a checksum in comments above the header.
 
-The checksum covers every other line, those of the provenance as well, with line ends as newlines.
-Reading a published table checks it, so that a changed file serves no call. Torch-free.
+The checksum covers all other lines, including the provenance, with normalised line ends. It is
+checked on reading, so that a modified file is not used. Torch-free.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from tunedgemm.process.files import open_regular
 from tunedgemm.text.number import whole_number
 from tunedgemm.text.printable import printable_line
 
-#: Version of the format; a later one is refused.
+#: Version of the format; later ones are rejected.
 FORMAT = 1
 
 _BOM = b"\xef\xbb\xbf"
 _MARK = b"# tunedgemm-table: "
 _FACT = re.compile(r"# ([a-z0-9_]+): (.+)")
-#: Name of the fact that holds the checksum, and the remedy for a wrong one.
+#: Name of the checksum line, and the remedy for a wrong checksum.
 _SUM, _REMEDY = "sha256", "get the file again, or publish the table again with `tunedgemm table publish`"
-#: Bytes that hold the longest provenance.
+#: Most bytes of a provenance.
 _HEAD = 1 << 16
 
 
 @attrs.frozen
 class Provenance:
-    """The stated origin of a published table.
+    """Origin of a published table.
 
     Attributes:
         op: name of the op.
@@ -44,16 +44,16 @@ class Provenance:
 
 
 def is_published(content: bytes) -> bool:
-    """Tell whether a file's bytes begin as those of a published table do, even below other comments."""
+    """Check whether content is that of a published table, also below other comments."""
     head = _split(content.removeprefix(_BOM))[0] if content.removeprefix(_BOM).startswith(b"#") else []
     return any(line.startswith(_MARK) for line in head)
 
 
 def checked_body(path: Path, content: bytes) -> bytes:
-    """Return a table's bytes without the provenance of a published one; line numbers stay.
+    """Check a published table, and blank out its provenance, keeping line numbers.
 
     Raises:
-        TableError: the provenance is damaged or of a later version, or the checksum is wrong.
+        TableError: the provenance is invalid or of a later version, or the checksum is wrong.
     """
     if not is_published(content):
         return content
@@ -68,10 +68,10 @@ def checked_body(path: Path, content: bytes) -> bytes:
 
 
 def provenance_of(path: Path) -> Provenance | None:
-    """Return what a published table states, without checking it; None for another or unreadable file.
+    """Return the unchecked provenance of a file; None if it is not published or unreadable.
 
     Raises:
-        TableError: the provenance is damaged, or of a later version.
+        TableError: the provenance is invalid, or of a later version.
     """
     try:
         with open_regular(path) as file:
@@ -86,7 +86,7 @@ def provenance_of(path: Path) -> Provenance | None:
 
 
 def refuse_published(path: Path) -> None:
-    """Raise TableError if a file to be changed is a published table, whose checksum would be wrong."""
+    """Raise TableError for a published table, whose checksum a change would break."""
     try:
         with open_regular(path) as file:
             published = is_published(file.read(_HEAD))
@@ -97,7 +97,7 @@ def refuse_published(path: Path) -> None:
 
 
 def published_text(provenance: Provenance, table: str) -> str:
-    """Return the text of a published table: the provenance, the checksum, then the CSV *table*."""
+    """Format a published table: provenance, checksum, then the CSV text *table*."""
     facts = {"op": provenance.op, **provenance.facts}
     head = [_MARK.decode() + str(FORMAT), *(f"# {name}: {printable_line(' '.join(text.split()))}" for name, text in facts.items() if text)]
     lines = [line.encode() for line in head]
@@ -105,7 +105,7 @@ def published_text(provenance: Provenance, table: str) -> str:
 
 
 def _split(content: bytes) -> tuple[list[bytes], bytes]:
-    """Split a published table into the lines of its provenance and the rest."""
+    """Split content into leading comment lines and the rest."""
     start = 0
     while content.startswith(b"#", start) and (end := content.find(b"\n", start)) >= 0:
         start = end + 1
@@ -130,7 +130,7 @@ def _facts(path: Path, head: list[bytes]) -> dict[str, str]:
 
 
 def _checksum(head: list[bytes], body: bytes) -> str:
-    """Return the SHA-256 of all lines but that of the checksum."""
+    """Return the SHA-256 of all lines except the checksum."""
     prefix = f"# {_SUM}: ".encode()
     lines = [line.rstrip() for line in head if not line.startswith(prefix)]
     return hashlib.sha256(b"\n".join([*lines, body.replace(b"\r\n", b"\n")])).hexdigest()

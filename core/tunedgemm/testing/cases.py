@@ -55,7 +55,7 @@ class ConformanceCases:
 
     @classmethod
     def loading(cls) -> contextlib.AbstractContextManager[None]:
-        """Return the block in which the backend, and the processes that load it, find its entry point."""
+        """Return a context in which this process and its children find the backend's entry point."""
         return contextlib.nullcontext()
 
     @classmethod

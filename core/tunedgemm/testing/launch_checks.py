@@ -29,7 +29,7 @@ from tunedgemm.tuner.served import Served
 from tunedgemm.tuner.verify import Verifier, rows_of
 from tunedgemm.tuner.watching import Poisoned
 
-#: Kernels of each shape, and splits of K, that `lacks` is asked about.
+#: Kernels per shape, and splits of K, with which `lacks` is checked.
 _KERNELS, _SPLITS = 2, (0, 3, 1 << 20)
 
 

@@ -23,9 +23,9 @@ from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO, errors
 from tunedgemm.tuner.watching import Poisoned
 
-#: Bytes of operands and references that a session keeps for later checks and other backends.
+#: Most bytes of cached operands and references, for later checks and other backends.
 KEPT_BYTES = 1 << 29
-#: Cycles for which the default stream is held up: some 10 ms, longer than a kernel takes.
+#: Cycles for which the default stream is kept busy: about 10 ms, longer than a kernel.
 _BUSY_CYCLES = 20_000_000
 
 
@@ -88,9 +88,9 @@ def output_fault(shape: Shape, out: Any, reference: Any) -> str:
 
 @attrs.frozen(eq=False)
 class Case:
-    """One shape on the present device, with the backend's solutions that bind there and the others.
+    """One shape on the current device, with the solutions that bind and those that do not.
 
-    *changed* names what the bindings changed in the process, which the suite restored.
+    *changed* names process state that binding changed, which the suite restored.
     """
 
     shape: Shape

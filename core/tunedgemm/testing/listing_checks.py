@@ -24,7 +24,7 @@ from tunedgemm.testing.cases import ConformanceCases, require_none
 from tunedgemm.testing.child import ask_child
 from tunedgemm.testing.shapes import DEVICES
 
-#: A dispatcher asks `supports` once a shape, a tuner for thousands of them.
+#: Time limit of `supports` in seconds; a tuner calls it for thousands of shapes.
 SUPPORTS_SECONDS = 1e-3
 
 

@@ -1,7 +1,7 @@
-"""Calls that share one launcher: repeated ones, graphs on two streams, and threads.
+"""Checks of a shared launcher: repeated calls, graphs on two streams, threads.
 
-Each check gets the operands of several calls, all of one shape. Unless a caller passes another
-*fault*, outputs must have the bits of a plain call with the same operands.
+Each check gets the operands of several calls of one shape. By default (*fault*), outputs must be
+bitwise equal to those of plain calls.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Operands = tuple[Any, ...]
 #: Returns the fault of an output, given the index of its operands; "" for a right one.
 Fault = Callable[[int, Any], str]
 
-#: Calls of each thread on a GPU and on a CPU, where a fake is slow and switches often.
+#: Calls per thread on a GPU and on a CPU, where fakes are slow and threads switch often.
 _GPU_CALLS, _CPU_CALLS = 4, 2
-#: Launches in a graph: the second finds what the first leaves, such as counters.
+#: Launches per graph; the second detects state left by the first, such as counters.
 _LAUNCHES = 2
-#: Replays between two checks, which wait for the device: in between, the streams overlap.
+#: Replays between checks, so that streams overlap; each check synchronises the device.
 _UNCHECKED = 20
 
 

@@ -1,28 +1,28 @@
-"""Cell: which texts a table gives back as they were written; imports nothing from the package."""
+"""Cell: texts that a table preserves exactly; imports nothing from the package."""
 
 from __future__ import annotations
 
 import itertools
 
-#: Words for a missing value, of pandas and others.
+#: Spellings of a missing value, by pandas and others.
 _WORDS = ("", "nan", "na", "n/a", "<na>", "none", "null")
 
 #: The same in small letters, in capitals and in any mixture.
 MISSING = frozenset("".join(letters) for word in _WORDS for letters in itertools.product(*zip(word, word.upper(), strict=True)))
 
-#: Longest text of a cell: ten times the longest kernel name, and fewer digits than `int` refuses.
+#: Most characters of a cell: ten times the longest kernel name, and below the limit of `int`.
 LONGEST_CELL = 4096
 
-#: What a text must be, for messages.
+#: The rule for valid texts, for messages.
 RULE = f"one line of text of at most {LONGEST_CELL} letters, without zero bytes, half characters or blanks at its ends"
 
 
-#: Beginnings of cells that a spreadsheet runs as a formula; of a number they are its sign.
+#: First characters of cells that a spreadsheet evaluates as a formula, unless they sign a number.
 FORMULA = ("=", "+", "-", "@")
 
 
 def is_formula(text: str) -> bool:
-    """Tell whether a spreadsheet that opens a table would run a cell."""
+    """Check whether a spreadsheet would evaluate a cell as a formula."""
     if not text.lstrip(" \t").startswith(FORMULA):
         return False
     try:
@@ -33,10 +33,10 @@ def is_formula(text: str) -> bool:
 
 
 def is_kept(value: object) -> bool:
-    """Tell whether a table gives back a value as it was written; see `RULE`."""
+    """Check whether a table preserves a value exactly; see `RULE`."""
     return isinstance(value, str) and len(value) <= LONGEST_CELL and value == value.strip() and (value.isprintable() or is_one_line(value))
 
 
 def is_one_line(text: str) -> bool:
-    """Tell whether a text is one line that UTF-8 can hold, without zero bytes."""
+    """Check that a text is one line, encodable as UTF-8, without zero bytes."""
     return text.isprintable() or not any(character in "\0\r\n" or "\ud800" <= character <= "\udfff" for character in text)

@@ -1,8 +1,8 @@
-"""Console: standard output as rich prints it; text is never markup, and always printable.
+"""Console: standard output through rich, without markup and with printable text only.
 
-No name is broken over lines, so that it can be searched and copied. Output without a terminal is as
-wide as its tables. A table that does not fit a terminal loses its optional columns, wraps prose at
-spaces, and at last is printed as records.
+Names are never broken over lines, so that they can be searched and copied. Output without a
+terminal is as wide as its tables. A table too wide for a terminal drops optional columns, wraps
+prose at spaces, or is printed as records.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from tunedgemm.text.printable import printable, printable_line
 if TYPE_CHECKING:
     from rich.table import Table
 
-#: Columns of text in a file or a pipe, which have no width; a table may be wider.
+#: Width in columns of output without a terminal; tables may be wider.
 FILE_WIDTH = 160
-#: A width that COLUMNS may state.
+#: Valid values of COLUMNS.
 _NUMBER = re.compile(r"[1-9]\d{0,5}")
-#: Columns of a terminal that a column of wrapped prose needs.
+#: Least width of a column with wrapped prose.
 _LEAST_PROSE = 20
 
 
 class Console(rich.console.Console):
-    """A rich console that escapes the text it shows, but not its own control codes.
+    """A rich console that escapes its text, but not its own control codes.
 
     Attributes:
         grows: whether a table may be wider than the console.
@@ -47,7 +47,7 @@ class Console(rich.console.Console):
 
     @property
     def file(self) -> IO[str]:
-        """Return the stream below a `PrintableStream`, which would escape the control codes."""
+        """Return the stream inside a `PrintableStream`, which would escape control codes."""
         file = super().file
         below: IO[str] = getattr(file, "unfiltered", file)
         return below
@@ -58,18 +58,18 @@ class Console(rich.console.Console):
         rich.console.Console.file.fset(self, file)  # type: ignore[attr-defined]
 
     def on_broken_pipe(self) -> None:
-        """Raise the error of a closed pipe again: rich would redirect standard output and exit."""
+        """Re-raise the error of a closed pipe, where rich would redirect stdout and exit."""
         raise  # noqa: PLE0704 - rich calls this where it handles the error
 
     def render(self, renderable: Any, options: rich.console.ConsoleOptions | None = None) -> Iterator[Segment]:
-        """Yield the segments of a renderable, and of those inside it, with printable text."""
+        """Yield the segments of a renderable with printable text."""
         for segment in super().render(renderable, options):
             shown = segment.text if segment.control else printable(segment.text)
             yield segment if shown is segment.text else segment._replace(text=shown)
 
 
 def console() -> Console:
-    """Return standard output, as wide as COLUMNS says, else as the terminal; wide without a terminal."""
+    """Return the console of standard output, with the width of COLUMNS or the terminal."""
     columns = os.environ.get("COLUMNS", "")
     if _NUMBER.fullmatch(columns):
         return Console(width=int(columns))
@@ -84,9 +84,9 @@ class Column:
 
     Attributes:
         heading: its heading, which is the key of its cells.
-        right: whether its cells are aligned to the right.
-        prose: whether its cells are sentences, which may wrap at spaces.
-        optional: whether a narrow table lacks it.
+        right: whether cells are right-aligned.
+        prose: whether cells are sentences, which may wrap at spaces.
+        optional: whether a narrow table drops it.
     """
 
     heading: str
@@ -97,7 +97,7 @@ class Column:
 
 @attrs.frozen
 class Grid:
-    """A table that breaks no name.
+    """A table whose names are never wrapped.
 
     Attributes:
         columns: its columns.
@@ -123,7 +123,7 @@ class Grid:
         yield from (narrow, attrs.evolve(narrow, framed=False))
 
     def widths(self, room: float) -> list[int]:
-        """Distribute *room* over the columns; return [] where a word would not fit."""
+        """Distribute *room* over the columns; return [] if a word does not fit."""
         texts = [[column.heading, *(_text(row, column) for row in self.rows)] for column in self.columns]
         widths = [max(map(cell_len, column)) for column in texts]
         spare = room - sum(widths) - self.around
@@ -150,7 +150,7 @@ class Grid:
 
 
 def print_grid(grid: Grid, output: Console) -> None:
-    """Print a table in the fullest form that breaks no name; as records where none fits."""
+    """Print a table in the fullest form that wraps no name; as records if none fits."""
     room = float("inf") if output.grows and not output.is_dumb_terminal else output.width
     if grid.title:
         output.print(printable_line(grid.title), soft_wrap=True, style="italic")

@@ -1,15 +1,15 @@
-"""Whole numbers that people write; imports nothing from the package."""
+"""Parse whole numbers from user input; imports nothing from the package."""
 
 from __future__ import annotations
 
-#: Most digits: a longer number fits no 64-bit integer, and `int` refuses thousands of them.
+#: Most digits; longer numbers exceed 64 bits.
 _DIGITS = 18
 
 
 def whole_number(text: str) -> int | None:
-    """Return the whole number, of at least 0, that a text is; None for any other text.
+    """Parse a non-negative whole number; return None for other texts.
 
-    `str.isdigit` and `str.isdecimal` are true for texts that `int` refuses.
+    `str.isdigit` and `str.isdecimal` also accept texts that `int` rejects.
     """
     text = text.strip()
     return int(text) if text.isdecimal() and len(text) <= _DIGITS else None

@@ -1,7 +1,7 @@
-"""Printable: text from files and plugins becomes text for people.
+"""Printable: escape control characters in text from files and plugins.
 
-A name in a file may hold characters that move a terminal's cursor, hide text or reverse its order.
-Errors, logs, consoles and the commands' streams show them as escapes: ``\\x1b``, ``\\u202e``.
+They could move a terminal's cursor, or hide or reverse text. Errors, logs and all output show them
+as escapes: ``\\x1b``, ``\\u202e``.
 Imports nothing from the package.
 """
 
@@ -13,25 +13,25 @@ import unicodedata
 from collections.abc import Iterable
 from typing import Any, TextIO
 
-#: Categories of characters that a terminal obeys, hides or cannot encode: controls, formats (bidi,
-#: zero width), halves of characters, separators of lines and paragraphs.
+#: Unicode categories that are escaped: controls, formats (bidi, zero width), surrogates, line and
+#: paragraph separators.
 _UNSEEN = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
 
 
 def printable(text: str) -> str:
-    """Return a text with its unseen characters as escapes; newlines and tabs stay."""
+    """Escape unprintable characters in a text, except newlines and tabs."""
     if text.isprintable() or text.replace("\n", "").replace("\t", "").isprintable():  # the quick way for nearly all
         return text
     return "".join(character if character in "\n\t" or is_seen(character) else _escape(character) for character in text)
 
 
 def printable_line(text: str) -> str:
-    """Return a text as `printable` does, on one line: a newline in a name must not forge another line."""
+    """Escape a text like `printable`, and newlines, too, which could forge another line."""
     return printable(text).replace("\n", "\\n")
 
 
 def is_seen(character: str) -> bool:
-    """Tell whether a terminal shows a character, rather than obeying or hiding it."""
+    """Check whether a terminal shows a character instead of interpreting or hiding it."""
     return unicodedata.category(character) not in _UNSEEN
 
 
@@ -43,7 +43,7 @@ class PrintableStream:
     """A stream that escapes what is written to it.
 
     Attributes:
-        unfiltered: the stream itself, for a writer whose text is printable already.
+        unfiltered: the wrapped stream, for writers of printable text.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -53,7 +53,7 @@ class PrintableStream:
         return getattr(self.unfiltered, name)
 
     def write(self, text: str) -> int:
-        """Write a text with its unseen characters as escapes."""
+        """Write a text with unprintable characters escaped."""
         self.unfiltered.write(printable(text))
         return len(text)
 
@@ -64,7 +64,7 @@ class PrintableStream:
 
 
 class _PrintableRecords(logging.Filter):
-    """Escapes a record's message and its traceback; other records keep their arguments."""
+    """Escapes the messages and tracebacks of log records."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         try:
@@ -82,7 +82,7 @@ _RECORDS = _PrintableRecords()
 
 
 def logger(name: str = "tunedgemm") -> logging.Logger:
-    """Return a logger whose records are printable; the package's is so once this module is imported."""
+    """Return a logger whose records are escaped."""
     found = logging.getLogger(name)
     found.addFilter(_RECORDS)
     return found
@@ -90,7 +90,7 @@ def logger(name: str = "tunedgemm") -> logging.Logger:
 
 @functools.cache
 def warn_once(text: str) -> None:
-    """Log a warning the first time that this process has it."""
+    """Log a warning once per process."""
     logger().warning("%s", text)
 
 

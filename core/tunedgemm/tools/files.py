@@ -1,4 +1,4 @@
-"""Files that a plugin reads and keeps: artifacts, private folders, signed and trusted code."""
+"""Files of plugins: the artifact cache, private folders, signed and trusted code."""
 
 from tunedgemm.backends.artifact import artifact, cache_folder, private_folder
 from tunedgemm.backends.file_trust import read_trusted

@@ -1,4 +1,4 @@
-"""Loading and launching kernels: facts of devices, drivers, native calls, memory, dtypes."""
+"""Loading and launching kernels: device properties, drivers, native calls, workspaces, dtypes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ops, rows of tables, names of kernels in them, and the tuner, each of which loads on first use."""
+"""Ops, table rows, kernel names and the tuner, each imported on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tuner: `tune` is one run over many shapes; `device_tuner` has the stages of one shape."""
+"""The tuner: `tune` runs over many shapes; `shape_run` takes one shape through the stages."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from tunedgemm.tuner.store import MISSING, Store
 from tunedgemm.tuner.trial import MEASURE, Bench, Event, Options, Outcome, Place, Planned, Report, Task, Trials
 from tunedgemm.version import __version__
 
-#: Options that decide a trial's result; a run does not reuse trials with other values.
+#: Options that affect results; a run reuses only trials with equal values.
 _IDENTITY_OPTIONS = (
     "libtype", "errRatio", "atol", "rtol", "deterministic", "batch_invariant", "cache", "timing", "warmup", "iters", "candidates", "topk",
     "seconds", "shard", "all", "timeout", "kernel_timeout",
 )  # fmt: skip
-#: Pin candidates: this many solutions of each shape, and of the whole group.
+#: Candidates for a pin: this many of the fastest solutions per shape, and over the group.
 _PIN_BEST = 4
 
 Progress = Callable[[Place | None, Event], None]
@@ -52,32 +52,32 @@ def tune(
 ) -> Report:
     """Time every solution of every chosen backend on each shape, and store the winners.
 
-    Kernels run in one process for each device, which is replaced if it hangs, faults or ends.
+    Kernels run in one process per device, which is replaced if it hangs, faults or dies.
 
     Args:
         op: name of the op.
-        shapes: shapes, a mapping of shapes to their counts in the workload, or an untuned CSV; by
-            default the file that capture wrote.
-        output: the tuned CSV; by default the op's table in the user folder, or the first path of
-            its variable. Of several, the first is written, and the rows of all count as tuned.
+        shapes: shapes, a mapping of shapes to call counts, or an untuned CSV; by default the
+            captured shapes.
+        output: the tuned CSV; by default the first path of the op's variable, else its table in
+            the user folder. Of several, the first is written, and rows of all count as tuned.
         options: how to tune; see `Options`.
-        registry: backends to use instead of the installed ones; kernels then run in this process.
-        bench: a source of times instead of measuring; importable in a child process unless
-            *registry* is given.
-        progress: receives each event and its place.
+        registry: replaces the installed backends; kernels then run in this process.
+        bench: replaces the measurement of times; importable in a child process unless *registry*
+            is given.
+        progress: called with each event and its place.
 
     Raises:
-        UserError: the input, the output, a libtype or a device cannot be used, or a result cannot
-            be stored.
-        KeyboardInterrupt: also for SIGTERM (`Terminated`); the devices have stopped, and results
-            are kept.
+        UserError: the input, the output, a libtype or a device is unusable, or a result cannot be
+            stored.
+        KeyboardInterrupt: on Ctrl-C or SIGTERM (`Terminated`), after the devices have stopped;
+            results are kept.
     """
     options, family = options or Options(), op_named(op)
     tables = table_paths(output) or (tuned_path(family),)
     backends = _usable(installed := registry or Registry(), family, options)
     listed = requested(family, shapes, tables[0] if options.stale else None)
     store = Store(family, tables[0], options.profile, options.sort)
-    # With --stale, the table alone says which shapes are done.
+    # With --stale, only the table decides which shapes are done.
     store.open(_identity(options, backends), options.resume and not options.stale)
     ranks = tie_order(backends, options.libtype)
     with contextlib.closing(store), stopped_by_sigterm(), device_tuners(family, options, ranks, registry, bench) as tuners:
@@ -89,7 +89,7 @@ def tune(
 
 @attrs.define(eq=False)
 class _Run:
-    """One run: shapes through device tuners into the store."""
+    """One run: shapes go through device tuners into the store."""
 
     op: Op
     options: Options
@@ -101,7 +101,7 @@ class _Run:
     _started: float = attrs.field(factory=time.monotonic, init=False)
 
     def report(self, listed: Requested, tables: Sequence[Path]) -> Report:
-        """Plan for each kind of device, tune on its devices, store the results."""
+        """Plan per kind of device, tune on its devices, store the results."""
         skipped: list[Shape] = []
         elsewhere: list[Shape] = []
         planned: list[tuple[list[AnyDeviceTuner], list[Task]]] = []
@@ -128,7 +128,7 @@ class _Run:
         )
 
     def _kinds(self) -> dict[Device, list[AnyDeviceTuner]]:
-        """Return the device tuners by kind of device: a result holds for all devices of its kind."""
+        """Group the device tuners by kind of device, for which results hold."""
         kinds: dict[Device, list[AnyDeviceTuner]] = {}
         for tuner in self.tuners:
             kinds.setdefault(tuner.place.device, []).append(tuner)
@@ -142,7 +142,7 @@ class _Run:
         return WorkerGroup(tuners, deque(tasks), earlier, self.options.batch, deadline)
 
     def _report_resumed(self, task: Task, place: Place) -> bool:
-        """Report the outcome of a shape that the resumed run had finished; return False if it had not."""
+        """Report the outcome of a shape finished before the resume; return False if unfinished."""
         winner = self.store.done(place.device, task.shape)
         if winner is MISSING:
             return False
@@ -167,13 +167,13 @@ class _Run:
                 self.progress(place, event)
 
     def _pin_groups(self, waiting: list[Task]) -> list[Timing]:
-        """Choose one solution for all M of each (N, K), and store it.
+        """Choose and store one solution for all M of each (N, K).
 
-        The best few of each M are timed at every M of the group.
+        The fastest few of each M are timed at every M of the group.
 
         Args:
-            waiting: unfinished tasks. A group with one of them is left to the next run, because its
-                pin would count as final. Tasks of unfinished groups are added.
+            waiting: unfinished tasks. Groups with one are skipped, because a pin counts as final;
+                all tasks of unfinished groups are added.
         """
         pins = []
         for tuners in self._kinds().values():
@@ -192,7 +192,7 @@ class _Run:
         return pins
 
     def _pin(self, group: Sequence[Outcome], tuners: Sequence[AnyDeviceTuner]) -> tuple[Timing | None, bool]:
-        """Return the pin of a group, and whether a budget or lost devices left some of it untimed."""
+        """Return the pin of a group, and whether the budget or lost devices left it incomplete."""
         ranks = tuners[0].ranks
         eligible = tuple(ranks)
         best = _promising(group, eligible)
@@ -216,7 +216,7 @@ class _Run:
 
 
 def _promising(group: Sequence[Outcome], eligible: Sequence[str]) -> list[Solution]:
-    """Return the fastest few at each M, and the few with the least total time, by rough times."""
+    """Return the fastest few at each M and in total, by screening times."""
     fastest: dict[Solution, None] = {}
     total: dict[Solution, float] = {}
     for outcome in group:
@@ -240,7 +240,7 @@ def _usable(registry: Registry, op: Op, options: Options) -> list[Backend]:
 
 
 def _identity(options: Options, backends: Sequence[Backend]) -> dict[str, str]:
-    """Return the settings and versions that must be equal for a trial to be reused."""
+    """Return the options and versions that must be equal for trials to be reused."""
     versions = {f"{backend.libtype} of {backend.distribution}": backend.version for backend in backends}
     plugin_options = [option for backend in backends for option in backend.options]
     return {

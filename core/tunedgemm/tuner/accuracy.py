@@ -1,7 +1,7 @@
-"""Compare an output with its reference: AITER's error ratio, the worst row's error, equal bits.
+"""Compare an output with its reference: AITER's error ratio, worst row error, bitwise equality.
 
-The ratio alone passes a kernel that destroys a few rows, so the tuner and the conformance suite
-check both. A user who relaxes the judgement gets AITER's ratio alone.
+The ratio alone accepts a kernel that corrupts a few rows, so the tuner and the conformance suite
+check both. With relaxed flags, only AITER's ratio is checked.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from tunedgemm.ops.op import Tolerance
 if TYPE_CHECKING:
     import torch
 
-#: Largest share of elements outside the tolerance by default: AITER's ``--errRatio``.
+#: Default of AITER's ``--errRatio``: largest fraction of elements outside the tolerance.
 MAX_ERROR_RATIO = 0.05
 
-#: Bounds that every element meets.
+#: Tolerance that accepts any finite output.
 _ANY = Tolerance(math.inf, 0.0, math.inf)
-#: The bound of a row that only has to be finite.
+#: Row bound that only requires finite values.
 LIFTED = sys.float_info.max
 #: Elements compared at a time: 128 MiB of float64.
 _CHUNK = 1 << 24
 
 
 def with_flags(own: Tolerance, atol: float | None, rtol: float | None, err_ratio: float) -> Tolerance:
-    """Return the tolerance that flags state; one that exceeds the op's lifts the bound of a row.
+    """Return the tolerance set by flags; a looser one than the op's disables the row bound.
 
     Args:
         own: the op's tolerance.
-        atol, rtol: bounds of an element; None for the op's.
-        err_ratio: largest share of elements outside them; beyond `MAX_ERROR_RATIO` it also lifts.
+        atol, rtol: element bounds; None for the op's.
+        err_ratio: largest fraction outside them; above `MAX_ERROR_RATIO` it counts as looser, too.
     """
     stated = own.atol if atol is None else atol, own.rtol if rtol is None else rtol
     relaxed = stated[0] > own.atol or stated[1] > own.rtol or err_ratio > MAX_ERROR_RATIO
@@ -43,15 +43,14 @@ def with_flags(own: Tolerance, atol: float | None, rtol: float | None, err_ratio
 
 
 def errors(out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance) -> tuple[float, float]:
-    """Return the error ratio and the worst row's error in one pass.
+    """Return the error ratio and the worst row error in one pass.
 
     See `error_ratio` and `worst_row_error`.
 
     Args:
         out: [..., N], any dtype that converts to float64.
-        ref: the reference with as many elements and the same N, float32 or float64, on the same
-            device.
-        tolerance: the op's bounds of one element.
+        ref: the reference, float32 or float64, with the same size, N and device.
+        tolerance: gives the element bounds.
     """
     import torch
 
@@ -62,23 +61,23 @@ def errors(out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance) -> tuple[
         return 0.0, 0.0
     parts = []
     for out_rows, ref_rows in chunks:
-        difference = out_rows - ref_rows  # not finite where either is not, and then its row's error is not either
+        difference = out_rows - ref_rows  # a non-finite element makes its row error non-finite
         error, norm = difference.norm(dim=-1), ref_rows.norm(dim=-1)
-        ratio = (error / norm).masked_fill_(error == 0, 0.0)  # 0 / 0 is a row of zeros that came out right
+        ratio = (error / norm).masked_fill_(error == 0, 0.0)  # 0 / 0 is a correct row of zeros
         outside = (difference.abs_() > ref_rows.abs().mul_(tolerance.rtol).add_(tolerance.atol)).sum()
         worst = ratio.nan_to_num_(nan=math.inf, posinf=math.inf).max()
         parts.append(torch.stack([outside.double(), worst, error.isfinite().all().double()]))
-    outsides, worsts, finite = zip(*torch.stack(parts).tolist(), strict=True)  # the device is waited for once
+    outsides, worsts, finite = zip(*torch.stack(parts).tolist(), strict=True)  # a single synchronisation
     return sum(outsides) / ref.numel() if all(finite) else 1.0, max(worsts) if all(finite) else math.inf
 
 
 def error_ratio(out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance) -> float:
-    """Return the share of elements with ``|out - ref| > atol + rtol * |ref|``.
+    """Return the fraction of elements with ``|out - ref| > atol + rtol * |ref|``.
 
     Arguments as in `errors`.
 
     Returns:
-        0.0 for an empty output; 1.0 if either holds a value that is not finite or if sizes differ.
+        0.0 for an empty output; 1.0 if a value is not finite or the sizes differ.
     """
     return errors(out, ref, tolerance)[0]
 
@@ -96,9 +95,9 @@ def worst_row_error(out: torch.Tensor, ref: torch.Tensor) -> float:
 
 
 def same_bits(tensor: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    """Return whether two tensors (or Nones) hold the same bits.
+    """Check whether two tensors (or Nones) are bitwise equal.
 
-    Shuffled weights and scales must have one order, and are compared in it.
+    Shuffled weights and scales must have the same order.
     """
     import torch
 

@@ -1,7 +1,7 @@
-"""Campaign: the shapes of several ops in waves that fit a budget, the most valuable first.
+"""Campaign: tune the shapes of several ops within a budget, the most valuable first.
 
-A wave is a part of one op's list, small enough to end in the time that is left. Tables and trial
-logs hold what is done, so the next campaign goes on where this one stopped or was killed.
+A wave is a part of one op's shapes that fits the remaining time. Tables and trial logs record what
+is done, so the next campaign resumes where this one stopped.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tunedgemm.tuner.log import read_log, trials_path
 from tunedgemm.tuner.plan import plan
 from tunedgemm.tuner.trial import Options, Task
 
-#: Seconds of a shape before any was timed, relative to `Options.seconds`.
+#: Assumed seconds per shape before the first is timed, relative to `Options.seconds`.
 _PACE = 2.5
-#: Share of the time that a wave fills. Its first shape gets a row from fewer solutions where time
-#: is short, and its others none. So a campaign ends where less time is left than a shape takes.
+#: Fraction of the remaining time that a wave fills. If time runs short, a wave's first shape is
+#: tuned from fewer solutions and the others not at all.
 _FILLED = 0.9
-#: Fewest shapes of an op in a wave, as a share of all: starting its worker takes seconds, too.
+#: Fewest shapes of a wave, as a fraction of its op's, since starting a worker takes seconds.
 _LEAST = 0.1
 
 
@@ -38,7 +38,7 @@ class Part:
 
     Attributes:
         op: the op.
-        listed: its shapes with their calls.
+        listed: its shapes with call counts.
         tables: its tables; the first is written.
     """
 
@@ -49,12 +49,12 @@ class Part:
 
 @attrs.frozen
 class Wave:
-    """The next shapes of one op, with their calls.
+    """The next shapes of one op to tune, with call counts.
 
     Attributes:
         part: the op's part of the campaign.
         shapes: the shapes, the most valuable first.
-        budget: wall seconds for them.
+        budget: wall time for them, in seconds.
     """
 
     part: Part
@@ -97,9 +97,9 @@ class Campaign:
         return sorted(tasks, key=lambda entry: (-entry[1].saving, str(entry[1].shape)))
 
     def waves(self, end: float) -> Iterator[Wave]:
-        """Yield what to tune next until nothing is left or changes, or *end* comes by `time.monotonic`.
+        """Yield waves until no shape is left, a wave changes nothing, or `time.monotonic` is *end*.
 
-        The caller tunes a wave before it takes the next.
+        The caller must tune each wave before taking the next.
         """
         begun, tasks = time.monotonic(), self.left()
         total, before, self._expected = len(tasks), 0, sum(task.saving for _, task in tasks)
@@ -127,7 +127,7 @@ class Campaign:
         return text + (f", {100 * share:.0f} % of the expected saving; the same command goes on" if tasks else "")
 
     def _failures(self, part: Part) -> set[Shape]:
-        """Return the shapes whose last outcome in the trial log is that no solution passed."""
+        """Return the shapes for which no solution passed, by their last outcome in the trial log."""
         log = trials_path(part.tables[0])
         won: dict[Shape, bool] = {}
         for entry in read_log(log, kinds=("shape",)) if self.options.resume and present(log) else ():

@@ -1,7 +1,7 @@
-"""Stage 2, candidates: the solutions that a backend offers for a shape, and the baseline.
+"""Stage 2, candidates: the solutions that a backend enumerates for a shape, and the baseline.
 
-A shape with a bias also gets the best guesses for the product without it, with the bias added
-afterwards. They are verified and measured like all others.
+A shape with a bias also gets the best guesses for the unbiased shape, with the bias added
+afterwards.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tunedgemm.libtypes import BUILTIN
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 
-#: Best guesses of each backend to try with the bias split off; refining adds their neighbours.
+#: Best guesses per backend to try with a split bias; refining adds their neighbours.
 SPLIT_GUESSES = 4
 
 
@@ -25,8 +25,8 @@ def candidates(shape: Shape, device: Device, backend: Backend, most: int = 0) ->
         shape: the shape.
         device: the device to run on.
         backend: the backend.
-        most: solutions to list; a backend lists its best guesses first; 0 for all. A quarter of few
-            may have the bias split off.
+        most: most solutions to list, best guesses first; 0 for all. Up to a quarter may have a
+            split bias.
 
     Raises:
         PluginError: the backend breaks the contract.
@@ -40,18 +40,18 @@ def candidates(shape: Shape, device: Device, backend: Backend, most: int = 0) ->
 
 
 def refusal(shape: Shape, device: Device, backend: Backend) -> str:
-    """Return why a backend supports a shape neither with its bias nor without; "" if it does."""
+    """Return why a backend supports a shape neither with nor without its bias; "" if it does."""
     product = _product(shape, backend)
     refused = backend.refusal(shape, device)
     return "" if refused is None or (product is not None and not backend.refusal(product, device)) else refused.reason
 
 
 def _product(shape: Shape, backend: Backend) -> Shape | None:
-    """Return the shape without its bias where the bias may be added after the backend's kernels."""
+    """Return the unbiased shape if the bias may be split off; else None."""
     return split_bias.product_shape(shape) if backend.libtype != BUILTIN else None
 
 
 def baseline(shape: Shape, device: Device, registry: Registry) -> Solution | None:
-    """Return the baseline: torch's own call for the shape, whether or not it may be stored."""
+    """Return the baseline: torch's solution, whether or not it may be stored."""
     builtin = registry.get(BUILTIN)
     return builtin.heuristic_fallback(shape, device) if isinstance(builtin, Backend) else None

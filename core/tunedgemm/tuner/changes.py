@@ -1,6 +1,6 @@
-"""Changes: other contents of a shape's operands, at the same addresses.
+"""Changes: verify with other operand contents at the same addresses.
 
-Weights are updated in place, and activations differ from call to call: in size, in NaN, in routing.
+In use, weights are updated in place, and activations vary in magnitude, NaN and routing.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from tunedgemm.ops.formats.tensor_bytes import overwrite
 from tunedgemm.ops.op import Factors
 from tunedgemm.tuner.verify import Variant, Verifier
 
-#: Share of an operand's contents that changes at once.
+#: 1 / PART of an operand's elements change in a partial change.
 PART = 256
-#: Largest binary exponent by which operands are scaled, either way.
+#: Largest power of two, up or down, by which operands are scaled.
 EXPONENT = 40
-#: The same for e8m0 scales, which kernels may multiply into values of 16 bits, and for activations
-#: that kernels may quantise: vLLM's least scale is 1 / (448 * 512).
+#: The same for e8m0 scales, which kernels may multiply into 16-bit values, and for activations that
+#: kernels may quantise: vLLM's smallest scale is 1 / (448 * 512).
 MILD_EXPONENT = 8
-#: NaN in the dtypes of one byte that hold it.
+#: Byte of NaN in the 8-bit dtypes that have one.
 _NAN_BYTES = {torch.float8_e4m3fn: 0x7F, torch.float8_e5m2: 0x7F, torch.float8_e4m3fnuz: 0x80, torch.float8_e5m2fnuz: 0x80}
 _INDICES = (torch.int32, torch.int64)
 
 
 @attrs.frozen(eq=False)
 class Changes:
-    """Other contents of the first operands of a shape.
+    """Variants of a shape's first operands with other contents.
 
     Attributes:
         verifier: operands and references of the shape.
@@ -44,7 +44,7 @@ class Changes:
     verifier: Verifier
 
     def variants(self) -> Iterator[Variant]:
-        """Yield all contents, parts of them, other sizes, NaN, other indices, and the first again."""
+        """Yield changes of all contents, parts, magnitudes, NaN and indices, then the original."""
         shape, operands, other = self.verifier.shape, self._operands, self.verifier.operand_sets[1]
 
         def variant(what: str, change: Any, *arguments: Any, **fields: Any) -> Variant:
@@ -73,7 +73,7 @@ class Changes:
         return self.verifier.expected(self.verifier.variant(0))
 
     def _sizes_of_rows(self, variant: Any, factors: Factors) -> Iterator[Variant]:
-        """Yield rows of very different size; where one factor scales all rows, either size."""
+        """Yield rows of very different magnitude, or all rows large and small under one scale."""
         position = self._sized(factors.activations)
         if position is None or (exponents := self._exponents(position)) == (0, 0):
             return
@@ -82,23 +82,23 @@ class Changes:
             yield variant(words, self._scale_rows, position, exponents, first, by_row=True)
 
     def _shifts(self, variant: Any, factors: Factors) -> Iterator[Variant]:
-        """Yield weights or their scales of another size, and activations as much smaller."""
+        """Yield weights (or their scales) times a power of two, with activations times its inverse."""
         position = self._sized(factors.activations)
         weights = [index for index in factors.weights if index in self.verifier.op.matrices and self._given(index) is not None]
         if position is None or not weights:
             return
         if not all(_is_sized(self._operands[index]) for index in weights):
             weights = [index for index in (self._sized(factors.weights),) if index is not None]
-        room = self._exponents(position)[1]  # a kernel may round before it applies the second of the two
+        room = self._exponents(position)[1]  # a kernel may round between the two factors
         exponent = min(room, *(self._range(index) for index in (position, *weights))) if weights else 0
         exponent = exponent if factors.is_linear else min(exponent, MILD_EXPONENT)
-        unchanged = self._expected if len(self.verifier.op.factors(self.verifier.shape)) == 1 else None  # else a bias is inside
+        unchanged = self._expected if len(self.verifier.op.factors(self.verifier.shape)) == 1 else None  # else a bias does not cancel
         for each in (exponent, -exponent) if exponent > 0 else ():
             words = f"with {self._name(weights[0])} 2^{each} times as large, and {self._name(position)} as much smaller"
             yield variant(words, _shift_size, position, weights, each, expected=unchanged)
 
     def _not_numbers(self, variant: Any) -> Iterator[Variant]:
-        """Yield NaN in a row of each activation in floats, then in the weights, then in their scales."""
+        """Yield NaN in a row of each float activation, then in the weights, then in their scales."""
         op, m = self.verifier.op, self.verifier.shape.m
         linear = [factors for factors in op.factors(self.verifier.shape) if factors.is_linear]
         activations = [index for factors in linear for index in factors.activations if _has_nan(self._given(index))]
@@ -121,7 +121,7 @@ class Changes:
         return self.verifier.op.operands[index].rstrip("?")
 
     def _sized(self, positions: tuple[int, ...]) -> int | None:
-        """Return the first of these positions whose operand is in floats of 16 bits or more, or in e8m0."""
+        """Return the first position with an operand in e8m0 or floats of at least 16 bits."""
         return next((index for index in positions if _is_sized(self._given(index))), None)
 
     def _is_by_row(self, index: int) -> bool:
@@ -129,7 +129,7 @@ class Changes:
         return isinstance(operand, ShuffledScale) or (operand.dim() >= 2 and operand.shape[-2] == self.verifier.shape.m)
 
     def _exponents(self, position: int) -> tuple[int, int]:
-        """Return binary exponents by which rows may shrink and grow, as far as dtypes hold the values."""
+        """Return the powers of two by which rows may shrink and grow within their dtypes."""
         if not self._expected.numel():
             return 0, 0
         operand = self._operands[position]
@@ -142,7 +142,7 @@ class Changes:
         return min(0, max(lows)), max(0, min(highs))
 
     def _range(self, index: int) -> int:
-        """Return the binary exponent by which all of an operand may grow and shrink."""
+        """Return the power of two by which a whole operand may grow and shrink."""
         operand = self._operands[index]
         info = torch.finfo(operand.dtype)
         size = math.log2(max(_size(operand), info.tiny))
@@ -150,7 +150,7 @@ class Changes:
         return max(0, min(_most(operand), math.floor(up), math.floor(down)))
 
     def _scale_rows(self, position: int, exponents: tuple[int, int], first: int, now: tuple[Any, ...]) -> None:
-        """Scale each row by a power of two; a kernel that clamps, or rounds at a fixed scale, differs."""
+        """Scale each row by a power of two, to detect clamping and fixed-scale rounding."""
         low, high = exponents
         operand, m = now[position], self.verifier.shape.m
         draw = random.Random(str(self.verifier.shape))
@@ -159,7 +159,7 @@ class Changes:
         _multiply(operand, powers[:, None] if self._is_by_row(position) else powers[0], (m, self.verifier.shape.k // 32))
 
     def _spoil_rows(self, position: int, value: float, infinite: bool, now: tuple[Any, ...]) -> None:
-        """Put the value into one row; of three or more, put infinity into another, too."""
+        """Put the value into one row and, of three or more rows, infinity into another."""
         operand, m = now[position], self.verifier.shape.m
         if operand.dim() < 2 or operand.shape[-2] != m:
             operand.data.fill_(value)
@@ -173,10 +173,10 @@ class Changes:
             operand.data[..., m - 1, operand.shape[-1] // 3] = math.inf
 
     def _replace_part(self, place: int, now: tuple[Any, ...]) -> None:
-        """Give a small part of each operand other contents, which a key of sampled contents misses.
+        """Change a small part of each operand, which a cache keyed on samples would miss.
 
-        At the second place, it makes one element of a weight or bias in floats large. A part of an
-        operand in int8 becomes the lowest number.
+        At the second place, one element of a float weight or bias becomes large. Parts of int8
+        operands become -128.
         """
         draw, op, shape = random.Random(f"{self.verifier.shape} {place}"), self.verifier.op, self.verifier.shape
         for position, operand in enumerate(now):
@@ -184,7 +184,7 @@ class Changes:
                 continue
             source = self.verifier.operand_sets[1] if position in op.weights else self.verifier.renewed()
             target, new = plain_weight(operand), plain_weight(source[position])
-            if not target.is_contiguous() or not target.dim() or target.dtype in _INDICES:  # indices hang together
+            if not target.is_contiguous() or not target.dim() or target.dtype in _INDICES:  # indices depend on each other
                 overwrite(target, new)
                 continue
             large = position in op.matrices or op.operands[position].startswith("bias")
@@ -210,22 +210,22 @@ def _most(operand: Any) -> int:
 
 
 def _has_nan(operand: Any) -> bool:
-    """Tell whether kernels pass on NaN of an operand; software that reads e8m0 makes infinity of it."""
+    """Check whether kernels propagate NaN of an operand; emulated e8m0 may give infinity."""
     return operand is not None and (operand.dtype in _NAN_BYTES or (operand.dtype.is_floating_point and operand.dtype.itemsize > 1))
 
 
 def _size(operand: Any) -> float:
-    """Return the largest magnitude of an operand, NaN of padding left out."""
+    """Return the largest magnitude of an operand, ignoring NaN in padding."""
     return float(plain_bytes(plain_weight(operand)).detach().float().nan_to_num(nan=0.0).abs().max())
 
 
 def _multiply(operand: Any, exponents: torch.Tensor, sizes: tuple[int, int]) -> None:
-    """Multiply an operand by powers of two, for each of its rows or for all.
+    """Multiply an operand in place by powers of two, per row or as a whole.
 
     Args:
-        operand: in floats or e8m0.
+        operand: a float or e8m0 tensor.
         exponents: [rows, 1] or a scalar.
-        sizes: rows and columns of e8m0 scales that are shuffled.
+        sizes: rows and columns of shuffled e8m0 scales.
     """
     if operand.dtype is not E8M0:
         plain_weight(operand).data.mul_((2.0 ** exponents.double()).to(operand.dtype))
@@ -239,7 +239,7 @@ def _multiply(operand: Any, exponents: torch.Tensor, sizes: tuple[int, int]) -> 
 
 
 def _shift_size(position: int, weights: list[int], exponent: int, now: tuple[Any, ...]) -> None:
-    """Scale weights by a power of two, the activation by its inverse: kernels that clamp either differ."""
+    """Scale weights by a power of two and the activation by its inverse, to detect clamping."""
     power = torch.tensor(exponent, device=now[position].device)
     _multiply(now[position], -power, (0, 0))
     for index in weights:
@@ -247,7 +247,7 @@ def _shift_size(position: int, weights: list[int], exponent: int, now: tuple[Any
 
 
 def _spoil_weights(positions: list[int], now: tuple[Any, ...]) -> None:
-    """Put NaN into one element of each operand: of the bias the last of some batch, else of other rows."""
+    """Put NaN into one element of each operand; in biases, into the last element of a batch."""
     for index in positions:
         plain = plain_weight(now[index]).data
         at = 0 if plain.dim() == 1 else plain.numel() // 2 - (plain.dim() == 2 and index == positions[-1] and len(positions) > 1)
@@ -258,9 +258,9 @@ def _spoil_weights(positions: list[int], now: tuple[Any, ...]) -> None:
 
 
 def _one_route(now: tuple[Any, ...]) -> None:
-    """Give all rows the first row's indices in reverse: most experts get no token, some get all.
+    """Give all rows the first row's indices, reversed: some experts get all tokens, most none.
 
-    Weights of the indices are reversed, too: callers need not sort them.
+    Routing weights are reversed, too, since callers need not sort them.
     """
     indices = [operand for operand in now if operand is not None and operand.dtype in _INDICES]
     for operand in now:

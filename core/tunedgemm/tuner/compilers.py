@@ -1,7 +1,7 @@
-"""Compilers: processes that compile kernels ahead of timing, on all cores.
+"""Compilers: a process pool that compiles kernels ahead of timing, on all cores.
 
-The death of a process costs one candidate. The processes do not import torch, so a large pool
-starts fast. The pool queues at most one task per process, so that an awaited task runs next.
+A crash costs one candidate. The processes do not import torch, so a large pool starts fast. At most
+one task per process is queued, so that an awaited task runs next.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from tunedgemm.tuner.processes import NeverBegan, SpawnedPool, cpu_seconds, exit
 
 _log = logging.getLogger("tunedgemm")
 
-#: Seconds without progress after which a pool is replaced: tasks wait, processes are idle and use
-#: no time.
+#: Seconds after which a stalled pool is replaced: tasks wait, but its processes use no CPU time.
 _STALLED = 20.0
 
 #: One compilation: its device, shape and solution.
@@ -39,21 +38,19 @@ Task = tuple[Device, Shape, Solution]
 
 @attrs.frozen(eq=False)
 class _Job:
-    """A compilation that a pool has been given; its result is the error, "" for none."""
+    """A compilation submitted to a pool; its result is the error, or ""."""
 
     pool: SpawnedPool
     future: Future[str]
 
 
 class Compilers:
-    """A pool of compiling processes on this machine, which its device tuners share.
-
-    The pool starts when it is first needed.
+    """The compiler pool of this machine, which its device tuners share; starts on demand.
 
     Args:
-        jobs: number of processes; 0 for one on each core.
-        timeout: seconds that one compilation may take; 0 for no limit.
-        registry: the backends; those without a `prepare` hook need no process.
+        jobs: number of processes; 0 for one per core.
+        timeout: time limit of one compilation, in seconds; 0 for none.
+        registry: the backends; those without a `prepare` hook compile nothing ahead.
     """
 
     def __init__(self, jobs: int = 0, timeout: float = 0.0, registry: Registry | None = None) -> None:
@@ -64,16 +61,16 @@ class Compilers:
         self._waiting: dict[Task, None] = {}
         self._pending: dict[Task, _Job] = {}
         self._running: set[Future[str]] = set()
-        self._awake: SpawnedPool | None = None  # the pool whose processes are known to have started
-        self._idle: tuple[float, float] | None = None  # when the pool stalled, and the processes' seconds then
-        self._stopped = ""  # why no process compiles any more
-        self._unbegun = 0  # pools in a row of which no process began
+        self._awake: SpawnedPool | None = None  # the pool known to have started
+        self._idle: tuple[float, float] | None = None  # (time, CPU seconds of the processes) at which a stall began
+        self._stopped = ""  # why compiling ahead was given up
+        self._unbegun = 0  # consecutive pools in which no process started
         self._lock = threading.RLock()  # a task may end before its callback is added
 
     def start(self, libtypes: Iterable[str]) -> None:
         """Start the processes if a backend compiles ahead.
 
-        They import the backend while the devices' workers start.
+        They import the backends while the workers start.
         """
         compiled = [libtype for libtype in libtypes if self._prepares(libtype)]
         if compiled:
@@ -93,13 +90,13 @@ class Compilers:
                         self._feed()
 
     def _feed(self) -> None:
-        """Give the pool as many jobs as it has free processes; the caller holds the lock."""
+        """Submit jobs to idle processes; the caller holds the lock."""
         self._look()
         while self._waiting and len(self._running) < self._size and not self._stopped:
             self._schedule(next(iter(self._waiting)))
 
     def _schedule(self, task: Task) -> None:
-        """Give the pool a waiting task; the caller holds the lock."""
+        """Submit a waiting task; the caller holds the lock."""
         pool = self._running_pool()
         job = self._pending[task] = _Job(pool, pool.schedule(_prepare, args=task, timeout=self._timeout or None))
         del self._waiting[task]
@@ -113,7 +110,7 @@ class Compilers:
             self._feed()
 
     def _look(self) -> None:
-        """Stop for good once two pools have broken before a process began; the caller holds the lock."""
+        """Give up after two pools broke before a process started; the caller holds the lock."""
         if self._unbegun and self._pool is not None and not self._pool.active and not self._stopped:
             try:
                 self._pool.check_begun()
@@ -132,7 +129,7 @@ class Compilers:
                     self._schedule(task)
 
     def finish(self, shape: Shape, solutions: Iterable[Solution], device: Device) -> list[Timing]:
-        """Wait for solutions; return a Timing for each that did not compile."""
+        """Wait for compilations; return a Timing for each that failed."""
         self.begin(shape, solutions, device)
         self._feed_first((device, shape, solution) for solution in solutions)
         lost = []
@@ -143,7 +140,7 @@ class Compilers:
         return lost
 
     def ready(self, shape: Shape, solutions: Sequence[Solution], device: Device, deadline: float) -> list[Solution]:
-        """Wait for solutions until a moment of `time.monotonic`; return those that are compiled by then."""
+        """Wait until *deadline* (`time.monotonic`); return the solutions compiled by then."""
         self.begin(shape, solutions, device)
         while True:
             self._feed_first((device, shape, solution) for solution in solutions)
@@ -157,7 +154,7 @@ class Compilers:
             wait(running.values(), timeout=min(left, 1.0), return_when=FIRST_COMPLETED)
 
     def drain(self) -> None:
-        """Wait for everything begun: on a CPU, a compiler would disturb the timing."""
+        """Wait for all compilations, which would disturb timing on a CPU."""
         awaited: set[_Job] = set()
         while True:
             with self._lock:
@@ -171,7 +168,7 @@ class Compilers:
             awaited |= jobs
 
     def _failure_of(self, shape: Shape, solution: Solution, device: Device) -> tuple[str, str]:
-        """Return the status and the error of a compilation, both "" on success; repeat it if the pool broke."""
+        """Return status and error of a compilation, "" on success; repeat it if the pool broke."""
         task = device, shape, solution
         for _ in range(3):
             with self._lock:
@@ -198,11 +195,11 @@ class Compilers:
         """Wait for the end of a job.
 
         Raises:
-            BrokenExecutor: the pool ended first, or stalled and was ended.
+            BrokenExecutor: the pool ended first, or stalled and was stopped.
         """
         pool, future = job.pool, job.future
         while not future.done():
-            if not pool.active and not future.done():  # such a pool never reports tasks that it had not begun
+            if not pool.active and not future.done():  # it never reports tasks that it had not started
                 raise BrokenExecutor
             if not wait([future], timeout=1.0).done and self._is_stalled(pool, future):
                 _log.warning("compilers: no task began for %g s and all are idle; new ones take over", _STALLED)
@@ -210,9 +207,9 @@ class Compilers:
                 raise BrokenExecutor
 
     def _is_stalled(self, pool: SpawnedPool, future: Future[str]) -> bool:
-        """Return whether a pool no longer hands out tasks.
+        """Check whether a pool no longer hands out tasks.
 
-        A process killed while it fetches a task loses that task, or keeps the queue's lock.
+        A process killed while fetching a task loses it, or keeps the queue's lock.
         """
         with self._lock:
             tasks = {future, *(job.future for job in self._pending.values() if job.pool is pool)}
@@ -233,12 +230,11 @@ class Compilers:
         return isinstance(backend, Backend) and "prepare" in backend.functions
 
     def _running_pool(self) -> SpawnedPool:
-        """Return the pool, a new one if it broke; an idle death blames no task."""
+        """Return the pool, replaced if it broke; a crash while idle blames no task."""
         if self._pool is not None and not self._pool.active:
             self._unbegun = 0 if self._pool.has_begun else self._unbegun + 1
             self._pool.stop()
-            # Joining ends its processes. That happens in a thread, because a thread of the pool may
-            # wait for the lock.
+            # Joined in a thread, because a thread of the pool may wait for the lock.
             self._retired.append(threading.Thread(target=self._pool.join, daemon=True))
             self._retired[-1].start()
             self._running.clear()
@@ -247,7 +243,7 @@ class Compilers:
         return self._pool
 
     def stop(self) -> None:
-        """End the processes at once."""
+        """Kill the processes."""
         with self._lock:
             pool, self._pool, self._stopped = self._pool, None, "stopped"
             self._waiting.clear()
@@ -262,7 +258,7 @@ _registry: Registry | None = None
 
 
 def _load(libtypes: Iterable[str]) -> None:
-    """Import backends in the child, with their imports."""
+    """Import backends in the child."""
     for libtype in libtypes:
         _backend(libtype)
 

@@ -1,4 +1,4 @@
-"""Device tuner: one device, on which `shape_run` takes shapes through the stages."""
+"""Device tuner: tunes shapes on one device through the stages of `shape_run`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from tunedgemm.tuner.open_device import OpenDevice
 from tunedgemm.tuner.shape_run import Emit, ShapeRun
 from tunedgemm.tuner.trial import Task
 
-#: Time beyond the deadline in which the winner is verified: a share of the budget, and least
-#: seconds.
+#: Grace period after the deadline to verify the winner: fraction of the budget, and least seconds.
 GRACE, LEAST_GRACE_S = 0.1, 1.0
 
 
@@ -22,15 +21,15 @@ class DeviceTuner(OpenDevice):
 
         Args:
             task: the shape.
-            earlier: final timings of earlier runs; their solutions do not run again.
+            earlier: final timings of earlier runs, which are not repeated.
             emit: receives each event.
-            deadline: `time.monotonic` at which the stages should have ended. They try fewer
-                solutions then; the worker gets a little longer.
+            deadline: `time.monotonic` at which the stages should end; they try fewer solutions to
+                meet it. The worker gets the grace period on top.
 
         Raises:
             DeviceLost: the device stopped working.
-            BudgetSpent: the shape could not be done by then. One that is cut short is done only if
-                it is the first: a row is final, so the next run tries all its solutions.
+            BudgetSpent: the shape was not finished by then. Only the first shape of a run is stored
+                from fewer solutions, since a row is final.
         """
         self.client.deadline = deadline + max(LEAST_GRACE_S, GRACE * self.options.budget)
         ShapeRun(self, task, emit, deadline).run(earlier)

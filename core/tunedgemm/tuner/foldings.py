@@ -1,4 +1,4 @@
-"""Foldings: the operands of one shape with other leading dimensions, or scales of other forms."""
+"""Foldings: the operands of a shape with other leading dimensions, or scales of other forms."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tunedgemm.shape import Shape
 
 
 def foldings(op: Op, shape: Shape, operands: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    """Yield the operands with none to three leading dimensions, some of size 1.
+    """Yield the operands with zero to three leading dimensions, some of size 1.
 
-    First x alone is folded, then all activations, in one way. Forms that the op refuses, or takes
-    as another shape, are left out.
+    First only x is folded, then all activations. Forms that the op rejects, or that have another
+    shape, are skipped.
     """
     halves = (2, shape.m // 2) if shape.m % 2 == 0 else (1, shape.m)
     heads = [halves, (1, shape.m), () if shape.m == 1 else (shape.m, 1), (halves[0], 1, halves[1])]
@@ -34,7 +34,7 @@ def foldings(op: Op, shape: Shape, operands: tuple[Any, ...]) -> Iterator[tuple[
 
 
 def other_forms(op: Op, shape: Shape, operands: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    """Yield the operands with scales and biases of other sizes, or as bytes, that form the same shape."""
+    """Yield the operands with scales and biases in other valid sizes, or as bytes."""
     for form in _FORMS:
         given = operands
         for index, operand in enumerate(operands):
@@ -57,7 +57,7 @@ def _as_bytes(operand: Any) -> Any:
 
 
 def _turned(operand: Any) -> Any:
-    """Return a stack of columns as one of rows, and the reverse."""
+    """Turn columns [..., n, 1] into rows [..., 1, n], and the reverse; None for others."""
     sizes = operand.shape
     return operand.reshape(*sizes[:-2], sizes[-1], sizes[-2]) if operand.dim() > 1 and 1 in sizes[-2:] else None
 

@@ -1,4 +1,4 @@
-"""The trial log: JSON lines that several runs append to, and that a resumed run reuses.
+"""Trial log: JSON lines that runs append to, and that a resumed run reuses.
 
 Every line is an object with ``schema`` and, from schema 2 on, ``kind``. ``run`` opens a run,
 ``trial`` is one `Timing`, ``shape`` is the outcome of one shape, ``end`` closes a complete run. The
@@ -32,14 +32,13 @@ from tunedgemm.timing import SCHEMA, Timing
 
 _log = logging.getLogger("tunedgemm")
 
-#: How every line begins. A line that begins so and is not JSON was cut off, by a kill or a full
-#: disk.
+#: Prefix of every line. Such a line that is not JSON was truncated by a kill or a full disk.
 _BEGINNING = '{"schema": '
 
-#: How `line` begins a line of a kind, and its run.
+#: Prefix that `line` writes, with kind and run.
 _WRITTEN = re.compile(r'\{"schema": \d+, "kind": "(\w+)", "run": "([^"\\]*)"')
 
-#: Kinds of lines, each with the fields that it cannot do without; schema 1 names no kind.
+#: Kinds of lines with their required fields; schema 1 has no kinds.
 _KINDS = {
     "run": ("run", "op"),
     "trial": ("shape", "solution", "status"),
@@ -47,7 +46,7 @@ _KINDS = {
     "end": ("run",),
 }
 
-#: Types of the fields that are read here; `Timing` checks the others.
+#: Types of the scalar fields that are read here; `Timing` checks the others.
 _SCALARS: tuple[type, ...] = (str, int, float, bool, type(None))
 _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("kind", "run", "op", "gfx", "device", "libver"), (str,)),
@@ -60,7 +59,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
-#: Largest number of a measurement; a year has 3e13 microseconds.
+#: Largest plausible number of a measurement; a year has 3e13 microseconds.
 _MOST = 1e18
 
 
@@ -71,7 +70,7 @@ def trials_path(table: Path) -> Path:
 
 @attrs.frozen
 class Line:
-    """One line of a trial log; *text* is what *fields* were read from."""
+    """One line of a trial log; *fields* are parsed from *text*."""
 
     path: Path
     number: int
@@ -85,19 +84,19 @@ class Line:
 
     @property
     def run(self) -> str:
-        """Return the id of the run that wrote the line, "" in schema 1."""
+        """Return the id of the run that wrote the line; "" in schema 1."""
         return str(self.fields.get("run", ""))
 
     @property
     def subject(self) -> str:
-        """Return the line's device and shape as one text."""
+        """Return device and shape as one JSON text, to group lines."""
         return json.dumps([self.fields.get(name) for name in ("gfx", "cu_num", "device", "shape")], sort_keys=True)
 
     def timing(self) -> Timing:
         """Return the trial.
 
         Raises:
-            TableError: the line has an impossible value.
+            TableError: the line has an invalid value.
         """
         with self.naming():
             return Timing.from_json(self.text)
@@ -106,7 +105,7 @@ class Line:
         """Return the device, without its index, and the shape.
 
         Raises:
-            TableError: the line lacks one of them, or has an impossible value.
+            TableError: a field is missing or invalid.
         """
         with self.naming():
             fields = self.fields
@@ -115,10 +114,10 @@ class Line:
             return device, shape
 
     def solution(self, field: str) -> Solution | None:
-        """Return the solution of a field, None where it has none.
+        """Return the solution in a field; None if it has none.
 
         Raises:
-            TableError: it has an impossible value.
+            TableError: the field is invalid.
         """
         with self.naming():
             fields = self.fields.get(field)
@@ -126,7 +125,7 @@ class Line:
 
     @contextlib.contextmanager
     def naming(self) -> Iterator[None]:
-        """Raise TableError with file and line for a fault in the line's values."""
+        """Convert errors in the line's values to TableErrors with file and line."""
         try:
             yield
         except (TunedGemmError, ValueError, KeyError) as error:
@@ -136,7 +135,7 @@ class Line:
 
 @functools.lru_cache(maxsize=4096)
 def _check_shape(shape: Shape, gfx: str) -> None:
-    """Raise ShapeError for a shape that its op's tables cannot have."""
+    """Raise ShapeError for a shape that no call of its op can have."""
     op = ops().get(shape.op)
     if op is None:
         return
@@ -154,19 +153,19 @@ _MEND = f"delete that line, or {_MOVE}"
 
 
 def read_log(path: Path, *, kinds: Collection[str] = (), without: Collection[str] = ()) -> Iterator[Line]:
-    """Yield the lines of a trial log in order; skip a killed writer's partial line with a warning.
+    """Yield the lines of a trial log in order; skip truncated lines with a warning.
 
     Args:
-        kinds: the kinds of lines to yield; () for all. Lines of `line` are skipped unparsed.
-        without: skip likewise the trials of these runs, which may be most of a log.
+        kinds: kinds of lines to yield; () for all. Others are skipped unparsed if possible.
+        without: ids of runs whose trials, which may be most of a log, are skipped likewise.
 
     Raises:
-        TableError: the file cannot be read, is not a trial log, or is newer; names the line.
+        TableError: the file is unreadable, not a trial log, or of a newer schema.
     """
     try:
         with open_regular(path) as file:
             for number, raw in enumerate(file, 1):
-                # a power cut leaves zero bytes behind on some file systems
+                # on some file systems, a power cut leaves zero bytes
                 text = raw.decode("utf-8", "replace").strip("\0 \t\r\n\ufeff")
                 beginning = _WRITTEN.match(text) if kinds or without else None
                 if beginning and ((kinds and beginning[1] not in kinds) or (beginning[1] == "trial" and beginning[2] in without)):
@@ -200,7 +199,7 @@ def _fields(path: Path, number: int, text: str) -> dict[str, Any] | None:
 
 
 def _fault(fields: dict[str, Any], text: str) -> str:
-    """Return why an object cannot be a line of a trial log, or ""."""
+    """Return why an object is not a valid line of a trial log, or ""."""
     if _SURROGATE.search(text) and not _is_text(fields):
         return "has half of a surrogate pair, which no file can hold"
     for name, value in fields.items():
@@ -227,7 +226,7 @@ def _is_text(fields: dict[str, Any]) -> bool:
 
 
 def _is_flat(value: Any) -> bool:
-    """Tell whether a value nests no deeper than a shape, whose ``extra`` is an object of scalars."""
+    """Check that a value nests no deeper than a shape, whose ``extra`` is an object of scalars."""
     if type(value) is list:
         return all(type(item) is str for item in value)
     items = value.values() if type(value) is dict else ()
@@ -235,15 +234,15 @@ def _is_flat(value: Any) -> bool:
 
 
 def line(kind: str, run: str, **fields: Any) -> str:
-    """Return a line as text."""
+    """Format a line."""
     return json.dumps({"schema": SCHEMA, "kind": kind, "run": run, **fields}) + "\n"
 
 
 def append(path: Path, lines: Iterable[str]) -> None:
-    """Append whole lines to the file in one write; the caller holds `locked`.
+    """Append whole lines in one write; the caller holds `locked`.
 
     Raises:
-        TableError: the file cannot be written or the disk is full; earlier lines stay.
+        TableError: the file cannot be written or the disk is full; earlier lines are kept.
     """
     data = "".join(lines).encode()
     try:
@@ -260,19 +259,19 @@ def append(path: Path, lines: Iterable[str]) -> None:
 
 def _extend(handle: int, data: bytes) -> None:
     size = os.fstat(handle).st_size
-    if size and os.pread(handle, 1, size - 1) != b"\n":  # the next line must not continue a killed writer's partial line
+    if size and os.pread(handle, 1, size - 1) != b"\n":  # do not continue a truncated line
         data = b"\n" + data
     extend(handle, data)
 
 
 @attrs.define
 class History:
-    """Results of the earlier runs in a trial log.
+    """Earlier runs in a trial log.
 
     Attributes:
-        runs: the first line of each run, by its id.
-        ended: runs that were not interrupted.
-        lines: trials of interrupted runs, and the outcomes of all, in the order of the file.
+        runs: the ``run`` line of each run, by its id.
+        ended: ids of the complete runs.
+        lines: trials of interrupted runs and outcomes of all runs, in file order.
     """
 
     runs: dict[str, Line] = attrs.field(factory=dict)
@@ -281,7 +280,7 @@ class History:
 
     @classmethod
     def read(cls, path: Path) -> History:
-        """Read a log; a missing one has no history.
+        """Read a log; a missing one gives an empty history.
 
         Raises:
             TableError: see `read_log`.
@@ -299,13 +298,13 @@ class History:
         return history
 
     def reusable(self, op: str, identity: Mapping[str, str], alive: Collection[str]) -> Reusable:
-        """Return the trials and outcomes of interrupted runs that no later run has replaced.
+        """Return the reusable trials and outcomes of interrupted runs.
 
         Args:
             op: name of the op.
-            identity: settings and versions that must be equal for trials to be comparable.
-            alive: runs in progress. Trials that they resumed are theirs; trials that an ended run
-                resumed are used up.
+            identity: options and versions that must be equal for trials to be comparable.
+            alive: ids of the runs in progress. Trials resumed by them or by an ended run are not
+                reusable.
         """
         headers = [self.runs[run] for run in {*alive, *self.ended} if run in self.runs]
         resumed = {run for header in headers for run in header.fields.get("resumes", ())}
@@ -334,8 +333,8 @@ class Reusable:
     """Lines that a run may reuse.
 
     Attributes:
-        subjects: for each device and shape its trials and outcomes, in the order of the file.
-        last: line numbers of each run's last outcome, whose row the run may not have written.
+        subjects: trials and outcomes per device and shape, in file order.
+        last: line numbers of each run's last outcome, whose row may not have been written.
     """
 
     subjects: tuple[tuple[Line, ...], ...] = ()

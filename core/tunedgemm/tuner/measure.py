@@ -1,8 +1,7 @@
-"""Stage 5, measure: finalists race in interleaved rounds until the slower ones drop out or tie.
+"""Stage 5, measure: time finalists in interleaved rounds until slower ones drop out or tie.
 
-Clocks and temperatures drift by more than the difference between two kernels. Solutions are
-therefore compared by the ratios of their samples within the same rounds. The drift that all samples
-of a moment share is removed from the returned times.
+Clocks and temperatures drift by more than kernels differ. So solutions are compared by the ratios
+of their samples within rounds, and the common drift is removed from the returned times.
 """
 
 from __future__ import annotations
@@ -21,26 +20,23 @@ from tunedgemm.tuner.trial import Sample, Samples
 
 _log = logging.getLogger("tunedgemm")
 
-#: Rounds between two evaluations; the first two come early, because most finalists are far behind.
+#: Rounds between evaluations, fewer at first, because most finalists are clearly slower.
 BLOCK, FIRST_BLOCKS = 8, 4
-#: Ratios closer to 1 than this count as equal, as in the selection of the winner.
+#: Relative differences below this count as equal, as in the selection of the winner.
 CLOSE = 0.005
-#: Fewer rounds than a block give no reliable interval: then only a finalist behind by this drops
-#: out.
+#: Before a full block of rounds, intervals are unreliable: only finalists slower by this drop out.
 FAR = 0.03
 #: Most rounds of a paired comparison.
 COMPARISON_ROUNDS = 51
-#: Seconds of calls of one solution alone, and its turns. On an H200 at its power cap, one kernel
-#: was 1.07 times as fast as torch's call in rounds and in blocks of 0.1 s. In blocks of 0.4 s it
-#: was 1.03 times as fast.
+#: Seconds per turn of one solution alone, and turns. On an H200 at its power cap, one kernel was
+#: 1.07x torch in rounds and in turns of 0.1 s, but 1.03x in turns of 0.4 s.
 STEADY_S, TURNS = 0.4, 3
-#: Fewest rounds before ties end a race.
+#: Fewest rounds before ties may end a race.
 FEWEST_ROUNDS = 16
-#: Half widths of intervals in standard deviations: of a reported median, and of one evaluated after
-#: every block.
+#: Half widths of confidence intervals in standard deviations: of the reported median, and of
+#: repeated evaluations.
 REPORTED, REPEATED = 1.96, 3.0
-#: Rounds to each side over which drift is smoothed: several medians' worth, and short compared with
-#: clock changes.
+#: Rounds on each side over which drift is smoothed; short compared with clock changes.
 REACH = 4
 
 
@@ -49,10 +45,10 @@ class Effort:
     """Limits of one race.
 
     Attributes:
-        warmup: rounds that run and do not count.
-        iters: most rounds that count.
-        seconds: device seconds, with the warm-up's; the first block of rounds always runs.
-        deadline: by `time.monotonic`; only the first block begins after it.
+        warmup: uncounted rounds.
+        iters: most counted rounds.
+        seconds: most device seconds, including warm-up; the first block of rounds always runs.
+        deadline: `time.monotonic` after which no block but the first starts.
     """
 
     warmup: int
@@ -62,7 +58,7 @@ class Effort:
 
 
 def median_and_noise(samples: Sequence[float]) -> tuple[float, float]:
-    """Return the median and the relative half width of its 95 % interval by order statistics."""
+    """Return the median and the relative half width of its 95 % confidence interval."""
     median, low, high = _interval(samples, REPORTED)
     return median, (high - low) / 2 / median if median else 0.0
 
@@ -75,19 +71,19 @@ def race(
     spared: Solution | None,
     ineligible: Solution | None = None,
 ) -> dict[Solution, Samples | Timing]:
-    """Time finalists in interleaved rounds until the fastest are known, or the effort is spent.
+    """Time finalists in interleaved rounds until the fastest are known or the effort is spent.
 
     Args:
         shape: the shape, for the log.
         finalists: the solutions to time.
         sample: takes the samples.
         effort: limits of the race.
-        spared: a finalist that stays to the end, however slow.
-        ineligible: a finalist that may not win: it makes no other drop out.
+        spared: a finalist that never drops out.
+        ineligible: a finalist that cannot win, so that no other drops out because of it.
 
-    Returns:
-        A solution's samples in the order of the rounds, without drift, fewer if it dropped out; or
-        the Timing of its failure.
+        Returns:
+        The samples of each solution by round, without drift, fewer if it dropped out; or the Timing
+        of its failure.
     """
     lost: dict[Solution, Samples | Timing] = {}
     left = list(dict.fromkeys(finalists))
@@ -97,32 +93,31 @@ def race(
         _log.debug("%s: %d finalists, %d to the end, %.2f s of the device", shape, len(left), len(run.racing), run.seconds)
         if not run.upset:
             return {**lost, **run.answers()}
-        # The failed solution made others drop out too early, so the rest race again.
+        # The failed solution may have made others drop out, so the rest race again.
         lost |= {solution: timing for solution, timing in run.answers().items() if isinstance(timing, Timing)}
         left = [solution for solution in left if solution not in lost]
         effort = attrs.evolve(effort, warmup=0, seconds=effort.seconds - run.seconds)
 
 
 def paired_comparison(few: Sequence[Solution], sample: Sample, effort: Effort) -> dict[Solution, Samples | Timing]:
-    """Compare a few solutions alone, without dropouts: among many the chip runs hotter."""
+    """Compare a few solutions without dropouts; among many, the chip would run hotter."""
     run = _Race(sample, effort, frozenset(few), list(dict.fromkeys(few)))
     run.run(min(effort.iters, COMPARISON_ROUNDS))
     return run.answers()
 
 
 def steady(few: Mapping[Solution, Samples], sample: Sample) -> dict[Solution, Samples | Timing]:
-    """Time a few solutions each alone, until the chip settles at its clock.
+    """Time a few solutions each alone, long enough for the clock to settle.
 
-    A chip at its power cap needs for a call as long as its energy lasts. Rounds that mix solutions
-    run at one clock. A solution that saves time by spending more power seems faster there than in a
-    model.
+    At the power cap, a call's time follows from its energy. Interleaved rounds share one clock, so
+    a solution that uses more power seems faster there than in a model.
 
     Args:
-        few: the solutions, with their known samples.
+        few: the solutions with their earlier samples.
         sample: takes the samples.
 
     Returns:
-        The samples of the second half of each turn, or the Timing of a failure.
+        The samples of the second half of each turn, or the Timing of its failure.
     """
     answers: dict[Solution, Samples | Timing] = {}
     rounds = max(2, math.ceil(STEADY_S * 1e6 / min(_median(samples.us) * samples.calls for samples in few.values())))
@@ -140,7 +135,7 @@ def steady(few: Mapping[Solution, Samples], sample: Sample) -> dict[Solution, Sa
 
 @attrs.define(eq=False)
 class _Race:
-    """Rounds so far: racing solutions have a sample of every round, dropouts those of the first."""
+    """State of a race: racing solutions have a sample per round, dropouts only of the first ones."""
 
     sample: Sample
     effort: Effort
@@ -154,7 +149,7 @@ class _Race:
     _failed: dict[Solution, Timing] = attrs.field(factory=dict)
 
     def run(self, rounds: int) -> None:
-        """Race for at most *rounds*, or until a solution fails after others were dropped."""
+        """Run at most *rounds*; stop early if a solution fails after others dropped out."""
         if self.effort.warmup:
             self._block(self.effort.warmup, counted=False)
         done = 0
@@ -198,12 +193,12 @@ class _Race:
         self.racing = racing
 
     def _affordable(self) -> int:
-        """Return how many rounds of the racing solutions the remaining device seconds allow."""
+        """Return the number of rounds that the remaining device seconds allow."""
         cost = sum(self._times[solution][-1] * self._last[solution].calls * 1e-6 for solution in self.racing)
         return int(min((self.effort.seconds - self.seconds) / max(cost, 1e-9), BLOCK))
 
     def _decided(self, done: int) -> bool:
-        """Drop the clearly slower solutions; return whether the rest is known well enough."""
+        """Drop clearly slower solutions; return whether the race is decided."""
         rivals = [solution for solution in self.racing if solution != self.ineligible] or self.racing
         best = min(rivals, key=lambda solution: _interval(self._times[solution], REPEATED)[0])
         left, open_questions = [best], 0
@@ -226,7 +221,7 @@ class _Race:
         return [us / factor for us, factor in zip(self._times[solution], self._drift(), strict=True)]
 
     def _drift(self) -> list[float]:
-        """Return the slowdown of each round, 1 being usual.
+        """Return the slowdown of each round relative to the average, 1 for none.
 
         It is the smoothed median over the solutions that ran in all rounds.
         """
@@ -247,9 +242,9 @@ def _median(values: Sequence[float]) -> float:
 
 
 def _interval(values: Sequence[float], sigmas: float) -> tuple[float, float, float]:
-    """Return the median and its interval.
+    """Return the median and its confidence interval.
 
-    By the binomial distribution, the deviation of the median's rank is half the root of the count.
+    The rank of the median has a standard deviation of sqrt(count) / 2 (binomial distribution).
     """
     ordered, count = sorted(values), len(values)
     reach = sigmas * math.sqrt(count) / 2

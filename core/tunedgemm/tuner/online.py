@@ -1,6 +1,6 @@
-"""The child of online tuning: it tunes one shape within a bound, and prints why if that fails.
+"""Subprocess of online tuning: tune one shape within the timeout, and print why if that fails.
 
-`tunedgemm.dispatch.online` starts it, so that a process which serves loads no tuner.
+`tunedgemm.dispatch.online` starts it, so that the serving process does not load the tuner.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from tunedgemm.shape import Shape
 from tunedgemm.tuner import Options, tune
 from tunedgemm.tuner.report import why_failed
 
-#: Solutions of each libtype that are tried: as many as AITER asks hipBLASLt's heuristic for.
+#: Solutions to try per libtype: as many as AITER requests from hipBLASLt's heuristic.
 CANDIDATES = 32
-#: Fractions of the bound: when the race ends, when one compilation or bind has failed, when one
-#: kernel counts as hung, and the device time of the race.
+#: Fractions of the timeout: end of the race, limits of one compilation or bind and of one kernel,
+#: and device time of the race.
 _RACED, _COMPILED, _HUNG, _MEASURED = 1 / 2, 1 / 3, 1 / 10, 1 / 10
 
 
 def child() -> None:
-    """Tune the shape of the last argument, in the child; print the reason last if that fails."""
+    """Tune the shape in the last command-line argument; print the reason last if that fails."""
     question = json.loads(sys.argv[-1])
     shape, seconds = Shape.from_dict(question["shape"]), float(question["seconds"])
-    signal.alarm(math.ceil(seconds))  # the end, should the process that asked be gone by then
+    signal.alarm(math.ceil(seconds))  # in case the parent has died
     options = Options(
         libtype=question["libtype"], device=question["device"], candidates=CANDIDATES, budget=_RACED * seconds,
         timeout=_COMPILED * seconds, kernel_timeout=_HUNG * seconds, seconds=min(_MEASURED * seconds, Options().seconds),

@@ -1,4 +1,4 @@
-"""Open device: one device with its worker, and which solutions of a shape run there."""
+"""Open device: a device with its worker, and the solutions of shapes on it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tunedgemm.tuner.worker_client import DeviceLost, WorkerClient
 
 _log = logging.getLogger("tunedgemm")
 
-#: Seconds that a hook which lists solutions may take, where ``--timeout`` is not shorter.
+#: Time limit in seconds of a hook that lists solutions, unless ``--timeout`` is shorter.
 HOOK_S = 120.0
-#: Workers that a backend's listing may end before it is left out of the run.
+#: Worker crashes in a backend's listing after which the backend is left out of the run.
 MOST_LOSSES = 3
 
 
@@ -33,10 +33,10 @@ class Listing:
     """Candidates of a shape.
 
     Attributes:
-        solutions: of all backends, in their order.
-        baseline: torch's own call.
+        solutions: the solutions of all backends, in order of backends.
+        baseline: torch's solution.
         reasons: why backends offer nothing.
-        refusals: (libtype, reason) of those backends that serve such devices.
+        refusals: (libtype, reason) of those backends whose platforms include the device.
     """
 
     solutions: tuple[Solution, ...]
@@ -46,16 +46,16 @@ class Listing:
 
 
 class OpenDevice:
-    """One device with its worker process, and the listings of shapes on it.
+    """A device with its worker, and the cached candidates of shapes.
 
     Attributes:
         op: the op to tune.
         options: how to tune.
         client: sends requests to the device's worker.
-        compilers: compile ahead; the device tuners of a machine share them.
-        ranks: libtype to its rank for ties; its keys are the libtypes that may be stored.
-        versions: libtype to its library version.
-        finished: number of shapes that were tuned.
+        compilers: compile ahead; shared by the device tuners of a machine.
+        ranks: maps each libtype that may be stored to its rank for ties.
+        versions: maps a libtype to its library version.
+        finished: number of tuned shapes.
     """
 
     def __init__(self, op: Op, options: Options, worker: AnyWorker, compilers: Compilers, ranks: Mapping[str, int]) -> None:
@@ -73,19 +73,19 @@ class OpenDevice:
         return self.client.place
 
     def begin(self) -> None:
-        """Start the worker and ask for its device and library versions.
+        """Start the worker, and query its device and library versions.
 
         Raises:
             DeviceLost: the device does not exist, or its worker dies.
         """
         self.client.begin()
-        libtypes = self.client.ask("libtypes") if self.options.stale else self.ranks  # with --stale, also those of the table's rows
+        libtypes = self.client.ask("libtypes") if self.options.stale else self.ranks  # with --stale, also those of rows
         self.versions = {libtype: self._version(libtype) for libtype in libtypes}
 
     def _version(self, libtype: str) -> str:
-        """Return a library version; leave out the backend if asking for it fails.
+        """Return a library version; leave out the backend if its hook fails.
 
-        A process that dispatches to its rows would ask, too.
+        Dispatch to its rows would call the hook, too.
         """
         try:
             version: str = self._ask_backend(libtype, "library_version", "version", libtype)
@@ -100,13 +100,13 @@ class OpenDevice:
         self.client.stop()
 
     def ahead(self, task: Task) -> None:
-        """List the solutions of a shape and compile them while others are timed."""
+        """List the solutions of a shape, and compile them in the background."""
         if not task.only:
             with contextlib.suppress(WorkerDied):  # `tune` reports it
                 self.compilers.begin(task.shape, self.listed(task.shape).solutions, self.place.device)
 
     def listed(self, shape: Shape) -> Listing:
-        """Return the solutions of a shape; a backend that fails in its hooks offers none."""
+        """Return the candidates of a shape; a backend whose hooks fail offers none."""
         if shape not in self._listed:
             solutions, reasons = list[Solution](), dict[str, str]()
             for libtype in self.ranks:
@@ -119,17 +119,17 @@ class OpenDevice:
         return self._listed[shape]
 
     def forget(self, shape: Shape) -> None:
-        """Drop the listing of a shape that is done."""
+        """Drop the candidates of a finished shape."""
         self._listed.pop(shape, None)
 
     def _states_platform(self, libtype: str) -> bool:
-        """Ask once whether a backend states that it serves such devices."""
+        """Check once whether a backend's platforms include the device."""
         if libtype not in self._stated:
             self._stated[libtype] = self.client.ask("states_platform", libtype, self.op.name)
         return self._stated[libtype]
 
     def _offered(self, libtype: str, shape: Shape) -> tuple[tuple[Solution, ...], str]:
-        """Return the solutions of a backend, and why there is none."""
+        """Return the solutions of a backend, or why it offers none."""
         if self._losses[libtype] >= MOST_LOSSES:
             return (), "left out of this run, because its hooks failed"
         try:
@@ -143,7 +143,7 @@ class OpenDevice:
             return (), str(error)
 
     def neighbours(self, shape: Shape, leaders: Sequence[Solution]) -> list[Solution]:
-        """Return the solutions around the leaders; a backend that fails in `refine` lists none."""
+        """Return the neighbours of the leaders; a backend whose `refine` fails offers none."""
         near: list[Solution] = []
         for libtype in dict.fromkeys(leader.libtype for leader in leaders if self._losses[leader.libtype] < MOST_LOSSES):
             own = tuple(leader for leader in leaders if leader.libtype == libtype)
@@ -154,10 +154,10 @@ class OpenDevice:
         return near
 
     def _ask_backend(self, libtype: str, hook: str, method: str, *arguments: Any) -> Any:
-        """Call a method of the session that runs one hook of one backend, and allow it little time.
+        """Call a session method that runs one hook of one backend, within a time limit.
 
         Raises:
-            PluginError: the hook failed, or ended the worker.
+            PluginError: the hook failed, or crashed the worker.
         """
         limit = min(self.options.timeout, HOOK_S)
         try:

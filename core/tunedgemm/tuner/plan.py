@@ -1,4 +1,4 @@
-"""Stage 1, plan: the shapes to tune, their order, and the rows that the table already has."""
+"""Stage 1, plan: which shapes to tune, in which order."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _log = logging.getLogger("tunedgemm")
 class Plan:
     """The shapes to tune, in order, and those to skip.
 
-    Skipped are empty shapes and tuned ones; with ``--stale``, those whose row is not stale.
-    Elsewhere are those whose lines name another device, with ``--all``.
+    Skipped are empty and tuned shapes; with ``--stale``, those whose row is not stale. With
+    ``--all``, shapes whose lines name another device are *elsewhere*.
     """
 
     tasks: tuple[Task, ...]
@@ -42,10 +42,10 @@ class Plan:
 
 @attrs.frozen
 class Requested:
-    """The shapes to tune, the lines of their file that are not shapes, and that file, if any.
+    """The requested shapes, their file if any, and its invalid lines.
 
     Attributes:
-        last: only the last shape is asked for.
+        last: whether only the last shape is requested.
     """
 
     shapes: tuple[Untuned, ...]
@@ -54,27 +54,26 @@ class Requested:
     last: bool = False
 
     def on(self, op: Op, device: Device) -> tuple[Untuned, ...]:
-        """Return the shapes as lines for a device, which may not be present: a blank fp8 is its own."""
+        """Return the shapes for a device; ``fp8`` means that of its architecture."""
         shapes = tuple(read_shapes(self.path, op, device.gfx)[0]) if self.path else self.shapes
         return shapes[-1:] if self.last else shapes
 
 
-#: Sources of shapes: an untuned or tuned CSV, shapes with their counts, shapes alone, or a list
-#: that was read; None is the captured file.
+#: Sources of shapes: an untuned or tuned CSV, shapes with or without call counts, or a `Requested`;
+#: None for the captured shapes.
 Source = Path | Mapping[Shape, int] | Iterable[Shape] | Requested | None
 
 
 def requested(op: Op, source: Source, stale: Path | None = None) -> Requested:
-    """Return the shapes of a source with their counts.
+    """Return the shapes of a source with call counts.
 
     Args:
         op: the op of the shapes.
         source: see `Source`.
-        stale: the output table if its stale rows are to be tuned: without *source*, its shapes are
-            the request.
+        stale: with ``--stale``, the output table, whose shapes are the default of *source*.
 
     Raises:
-        TableError: the file is missing, or has no shape of this op.
+        TableError: the file is missing or has no shape of this op.
     """
     if stale is not None and not present(stale):
         raise TableError(f"--stale: {stale} does not exist; leave --stale out, or name the table with -o")
@@ -97,7 +96,7 @@ def requested(op: Op, source: Source, stale: Path | None = None) -> Requested:
 
 
 def _read(path: Path, op: Op) -> tuple[list[Untuned], list[Problem]]:
-    """Return the shapes of a file; warn of lines that are not shapes, and raise if no line is one."""
+    """Return the shapes of a file; warn of invalid lines, and raise if no line is valid."""
     shapes, problems = read_shapes(path, op)
     lines = problem_lines(problems)
     if lines and not shapes:
@@ -108,7 +107,7 @@ def _read(path: Path, op: Op) -> tuple[list[Untuned], list[Problem]]:
 
 
 def captured_ops(op: Op) -> list[str]:
-    """Return the other ops that have captured shapes."""
+    """Return the names of other ops with captured shapes."""
     return [other.name for other in ops().values() if other.name != op.name and present(untuned_path(other))]
 
 
@@ -121,13 +120,13 @@ def plan(
     libvers: Mapping[str, str] = MappingProxyType({}),
     registry: Registry | None = None,
 ) -> Plan:
-    """Fold duplicates, take this run's shard, and skip shapes that need no tuning.
+    """Merge duplicates, select this run's shard, and skip shapes that need no tuning.
 
     Tasks are in order of cost, the largest first; with a budget, in that of the expected saving.
 
     Args:
         op: the op to tune.
-        listed: shapes, their counts in the workload, and the devices that their lines name.
+        listed: shapes with call counts and the devices that their lines name.
         tables: the tuned CSVs, the output first; they need not exist.
         device: rows of this device count as tuned.
         options: read are ``all`` (which leaves lines of other devices), ``stale``, ``shard``,
@@ -136,7 +135,7 @@ def plan(
         registry: the backends that may serve untuned calls.
 
     Raises:
-        TableError: a table exists and cannot be read.
+        TableError: a table exists but cannot be read.
     """
     counts: dict[Shape, int] = {}
     elsewhere: dict[Shape, None] = {}
@@ -161,7 +160,7 @@ def plan(
 
 
 def groups(tasks: Iterable[Task]) -> list[tuple[Task, ...]]:
-    """Group the tasks that one row for any M (M = 0) would serve."""
+    """Group the tasks that one row for any M (M = 0) could serve."""
     by_group: dict[Shape, tuple[Task, ...]] = {}
     for task in tasks:
         group = _group(task.shape)
@@ -174,14 +173,14 @@ def _group(shape: Shape) -> Shape:
 
 
 def _by_sizes(shape: Shape) -> tuple[int, int, int, str]:
-    """Return N, K, M, and the rest, so that every machine orders a list alike."""
+    """Return a sort key, N before K and M, that is equal on all machines."""
     return shape.n, shape.k, shape.m, f"{shape} {shape.bias_dtype}"
 
 
 def _share(shapes: list[Shape], options: Options) -> list[Shape]:
-    """Return the shapes of this shard: every n-th one.
+    """Return every n-th shape, for this shard.
 
-    With ``--batch-invariant``, a shard has whole groups, since all M of a group get one row.
+    With ``--batch-invariant``, every n-th group, since all M of a group get one row.
     """
     part, parts = options.shard
     if not options.batch_invariant:
@@ -225,7 +224,7 @@ def _in_order(op: Op, tasks: list[Task], device: Device, options: Options) -> li
 def _rows_of(op: Op, tables: Iterable[Path], device: Device) -> dict[Shape, Row]:
     """Return the valid rows of a device by shape.
 
-    A row that names the device has priority over one without a name; then the fastest wins.
+    A row that names the device beats one without a name; then the fastest wins.
     """
     rows = [
         row

@@ -1,6 +1,4 @@
-"""Child processes that may die, ignore Ctrl-C and end with their parent; and the tuner's own
-SIGTERM.
-"""
+"""Process pools whose children may crash, ignore Ctrl-C and die with their parent; SIGTERM."""
 
 from __future__ import annotations
 
@@ -24,29 +22,29 @@ from pebble import ProcessPool
 
 from tunedgemm.errors import UserError
 
-#: Exit code of a child whose plugin ends it with code 0.
+#: Exit code of a child whose plugin calls exit with code 0.
 EXITED = 120
 
 
-#: Processes of a pool that may end before one begins, beyond the first of each place in it.
+#: Extra processes that may end before one has started, beyond the size of the pool.
 _MORE_STARTS = 2
-#: Seconds until a process must have begun: it imports the main script, and what that imports.
+#: Start-up timeout of a process in seconds, in which it imports the main script.
 _START_S = 300.0
 
 
 class NeverBegan(UserError):
-    """The child processes end, or hang, before they begin; names the script that they import."""
+    """Child processes end or hang at start-up; names the main script that they import."""
 
 
 class SpawnedPool(ProcessPool):
-    """A pool of processes that are replaced when they die, unless none has ever begun.
+    """A pool of processes that are replaced when they die, unless none has ever started.
 
-    They are spawned: a forked one would inherit a device context, which is unusable there. Each
-    imports the main script of this process first, which may end it.
+    They are spawned, since a forked process cannot use the parent's device context. Each first
+    imports the main script of this process, which may fail.
 
     Args:
-        size: the number of processes.
-        begin: runs first in each, with the *arguments*.
+        size: number of processes.
+        begin: initialiser, called with *arguments* in each process.
     """
 
     def __init__(self, size: int, begin: Callable[..., None] | None = None, *arguments: Any) -> None:
@@ -57,29 +55,29 @@ class SpawnedPool(ProcessPool):
 
     @property
     def active(self) -> bool:
-        """Return whether the pool works; one whose processes take too long to begin does not."""
+        """Check that the pool works, and that its processes started in time."""
         return bool(super().active) and not self._starts.is_overdue()
 
     @property
     def has_begun(self) -> bool:
-        """Return whether a process has begun."""
+        """Check whether a process has started."""
         return self._starts.begun.is_set()
 
     def check_begun(self) -> None:
-        """Check that a process of a pool that broke has begun.
+        """Check that a broken pool had started a process.
 
         Raises:
-            NeverBegan: none has.
+            NeverBegan: no process ever started.
         """
         if not self.has_begun:
             raise NeverBegan(self._starts.fault())
 
 
 class _Starts(SpawnContext):
-    """Starts the processes of one pool, up to a bound until one has begun.
+    """Starts the processes of a pool; only a limited number before the first succeeds.
 
     Attributes:
-        begun: is set by the first process that begins.
+        begun: set by the first process that starts.
     """
 
     def __init__(self, most: int) -> None:
@@ -91,7 +89,7 @@ class _Starts(SpawnContext):
         """Make a process.
 
         Raises:
-            OSError: too many have ended before they began; the pool breaks.
+            OSError: too many ended at start-up, so the pool breaks.
         """
         if not self.begun.is_set():
             if len(self._children) >= self._most:
@@ -101,11 +99,11 @@ class _Starts(SpawnContext):
         return SpawnProcess(*arguments, **named)
 
     def is_overdue(self) -> bool:
-        """Return whether no process has begun in time."""
+        """Check whether no process has started in time."""
         return not self.begun.is_set() and time.monotonic() - self._since > _START_S
 
     def fault(self) -> str:
-        """Return how the processes ended, and the remedy."""
+        """Describe how the processes ended, with the remedy."""
         ended = [child.exitcode for child in self._children if child.pid is not None and child.exitcode is not None]
         is_killed = bool(ended) and ended[-1] < 0 and not self.is_overdue()
         if self.is_overdue():
@@ -122,26 +120,26 @@ class _Starts(SpawnContext):
 
 
 def _begin(begun: Event, level: int, begin: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
-    """Prepare the child before anything else."""
+    """Initialise the child: signals, exit codes, then *begin*."""
     begun.set()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     logging.basicConfig(level=level, format="tunedgemm: %(message)s")
     _die_with_parent()
     leave = os._exit
-    # After exit code 0 pebble waits for the deadline: other codes show the loss at once.
+    # pebble detects the loss at once only for exit codes other than 0.
     os._exit = lambda code: leave(code or EXITED)  # type: ignore[assignment]
     if begin is not None:
         begin(*arguments)
 
 
 def _die_with_parent() -> None:
-    """Make the kernel end this process with its parent.
+    """Make the operating system kill this process with its parent.
 
-    A thread could not, while a call holds the interpreter's lock.
+    A thread could not do it while a call holds the GIL.
     """
     parent = multiprocessing.parent_process()
     if parent is not None:
-        pipe = parent.sentinel  # nothing is written to it; it closes with the parent, and SIGIO, unhandled, is the end
+        pipe = parent.sentinel  # closes with the parent, which raises SIGIO, unhandled
         fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
         if wait([pipe], timeout=0):
@@ -149,15 +147,15 @@ def _die_with_parent() -> None:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM arrived: the run ends as after Ctrl-C."""
+    """SIGTERM, handled like Ctrl-C."""
 
 
 @contextlib.contextmanager
 def stopped_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the context as Ctrl-C does, in the main thread; a second one has no effect.
+    """Handle SIGTERM like Ctrl-C within the context, in the main thread; ignore a second one.
 
-    coreutils' ``timeout`` sends two at once, to the process and to its group. Raised during the
-    exit, the second would leave locks unreleased.
+    coreutils' ``timeout`` sends two, to the process and to its group. The second, raised during
+    clean-up, would leave locks held.
 
     Raises:
         Terminated: SIGTERM arrived.
@@ -178,10 +176,7 @@ def stopped_by_sigterm() -> Iterator[None]:
 
 
 def cpu_seconds(pid: int | None) -> float:
-    """Return the processor seconds that a process has used, 0 if it is gone.
-
-    They are utime and stime of proc(5), in clock ticks.
-    """
+    """Return the CPU seconds (utime and stime of proc(5)) of a process; 0 if it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -190,7 +185,7 @@ def cpu_seconds(pid: int | None) -> float:
 
 
 def exit_reason(exitcode: int) -> str:
-    """Return how a process ended, as text."""
+    """Describe an exit code."""
     if exitcode == EXITED:
         return "it called os._exit(0)"
     if exitcode < 0:

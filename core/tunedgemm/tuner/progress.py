@@ -1,4 +1,4 @@
-"""Progress: the live display of a run."""
+"""Live display of a tuning run."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ _DOING = {"list": "listing", "compile": "compiling", "check": "checking", "scree
 
 
 class Progress:
-    """Shows a run: a context manager that `tune` calls with every event, from any thread.
+    """Live display: a context manager that `tune` calls with each event, from any thread.
 
-    A terminal shows the shapes done, the time left, and each device's activity. Each finished shape
-    leaves one line, and other output has only these lines. If the output closes, the run continues.
+    A terminal shows the finished shapes, the remaining time, and each device's activity. Each
+    finished shape prints one line; other output has only these. A closed output does not stop the
+    run.
 
     Attributes:
-        planned: the plan of the run, or None.
+        planned: the plan of the run; None before it is known.
         outcomes: the finished shapes.
     """
 
@@ -44,10 +45,10 @@ class Progress:
         """Create the display.
 
         Args:
-            verbose: show every solution's status, too.
-            budget: wall seconds of the run, 0 for no limit.
+            verbose: also show the status of every solution.
+            budget: wall time of the run in seconds; 0 for no limit.
             output: the console; by default standard output.
-            then: gets each event after the display.
+            then: called with each event after the display.
         """
         self.planned: Planned | None = None
         self.outcomes: list[Outcome] = []
@@ -108,12 +109,12 @@ class Progress:
         self._then(place, event)
 
     def _vacate(self, task: Task, but: tuple[str, int] | None = None) -> None:
-        """Remove a shape from other devices: it is done, or another device took it over."""
+        """Remove a shape from other devices, since it is finished or was taken over."""
         for key in [key for key, step in self._busy.items() if key != but and step.task.shape == task.shape]:
             del self._busy[key], self._since[key]
 
     def _print(self, text: Text) -> None:
-        """Print outside this object's lock, which the display's thread takes after the console's."""
+        """Print without holding this object's lock, to keep the display thread's lock order."""
         if self._unread:
             return
         try:
@@ -131,25 +132,22 @@ class Progress:
         return text
 
     def _nodes(self) -> bool:
-        """Return whether the places are on several nodes, so that a node's name is useful."""
+        """Check whether the places are on several nodes, so that names of nodes matter."""
         return len({place.node for place in self._places.values()}) > 1
 
     def left(self, now: float) -> float | None:
-        """Return the estimated seconds to the end of the run, None while unknown.
-
-        The estimate uses the times of finished shapes and the running ones.
-        """
+        """Return the estimated remaining seconds of the run; None if unknown."""
         if self.planned is None or not self._spent:
             return None
         mean = sum(self._spent) / len(self._spent)
         waiting = max(len(self.planned.tasks) - len(self.outcomes) - len(self._busy), 0)
         gone = [now - self._since[key] for key in self._busy]
-        running = sum(max(mean - seconds, seconds / 4) for seconds in gone)  # one beyond the mean still needs some time
+        running = sum(max(mean - seconds, seconds / 4) for seconds in gone)  # beyond the mean, some time is still left
         guess = (waiting * mean + running) / (len(self._busy) or len(self._places) or 1)
         return max(min(guess, self._budget - (now - self._start)), 0.0) if self._budget else guess
 
     def display(self) -> RenderableType:
-        """Return the display below the lines of the finished shapes."""
+        """Render the live part, below the lines of finished shapes."""
         with self._lock:
             now, width, height = time.monotonic(), self._console.width, self._console.height
             if self.planned is None and not self._places:
@@ -162,12 +160,12 @@ class Progress:
         return Group(bar, Text(words), rows)
 
     def status(self) -> str:
-        """Return how far the run is: shapes, devices, gain and times."""
+        """Return the status line: shapes, devices, gain and times."""
         with self._lock:
             return self._words(time.monotonic())
 
     def _words(self, now: float) -> str:
-        """Return the status; the caller holds the lock."""
+        """Return the status line; the caller holds the lock."""
         if self.planned is None and not self._places:
             return f"starting · {_clock(now - self._start)} elapsed"
         done, total = len(self.outcomes), len(self.planned.tasks) if self.planned else 0
@@ -182,7 +180,7 @@ class Progress:
         return " · ".join(words)
 
     def _rows(self, width: int, most: int) -> Table:
-        """Return each device's activity; a narrow terminal omits columns."""
+        """Render each device's activity, with fewer columns on a narrow terminal."""
         shown = (0, 1, 2, 3) if width >= 80 else (0, 1, 3) if width >= 50 else (0, 1)
         table = Table.grid(padding=(0, 2), expand=True)
         for column in shown:
@@ -211,7 +209,7 @@ def _cells(step: Step | None) -> tuple[str, str, str]:
 
 
 def _key(place: Place) -> tuple[str, int]:
-    """Return the identity of a place: devices with different indices are equal as values."""
+    """Return a key that distinguishes device indices, which equality of devices ignores."""
     return place.node, place.device.index
 
 

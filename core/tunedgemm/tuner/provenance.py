@@ -1,4 +1,4 @@
-"""What trial logs say about the rows of a table: gains over torch, and the origin to publish."""
+"""Evidence in trial logs for the rows of a table: gains over torch, and the provenance."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _OF = " of "
 
 @attrs.define
 class Evidence:
-    """What trial logs hold about the rows of a table.
+    """Evidence in trial logs for the rows of a table.
 
     Attributes:
         runs: headers of the runs that timed solutions for these rows, by id.
-        timed: number of timed candidates, by the key of a row.
-        noises: relative noise of each row's time, by the row's key.
-        baselines: microseconds and error ratio of torch's own call, by the key of a row.
+        timed: number of timed candidates, by row key.
+        noises: relative noise of the row's time, by row key.
+        baselines: microseconds and error ratio of torch, by row key.
     """
 
     runs: dict[str, Line] = attrs.field(factory=dict)
@@ -43,21 +43,21 @@ class Evidence:
     baselines: dict[Key, tuple[float, float]] = attrs.field(factory=dict)
 
     def gain(self, row: Row) -> float | None:
-        """Return a row's gain over torch's own call, 0.01 for 1 %; None without a time of torch."""
+        """Return a row's speed-up over torch minus 1; None if torch was not timed."""
         baseline = self.baselines.get(row.key)
         return baseline[0] / row.us - 1.0 if baseline and row.valid else None
 
     def of_torch(self, row: Row) -> Row:
-        """Return the row with torch's own call, which the logs have timed, in place of its solution.
+        """Replace a row's solution by torch's, with its logged time.
 
-        The call is the same in all versions, so none is named.
+        It has no library version, since torch's solution is the same in all versions.
         """
         us, err_ratio = self.baselines[row.key]
         return attrs.evolve(row, solution=_BASELINE, us=us, err_ratio=err_ratio, libver="")
 
 
 def evidence(op: Op, rows: Iterable[Row], logs: Sequence[Path]) -> Evidence:
-    """Read what trial logs hold about rows; later lines replace earlier ones.
+    """Collect the evidence for rows from trial logs; later lines replace earlier ones.
 
     Raises:
         TableError: a log cannot be read.
@@ -88,7 +88,7 @@ def evidence(op: Op, rows: Iterable[Row], logs: Sequence[Path]) -> Evidence:
 
 
 def _key(entry: Line, op: Op, wanted: Mapping[Key, Solution]) -> Key | None:
-    """Return the key of a trial's device and shape, None where no row has it."""
+    """Return the row key of a trial; None if no row has it."""
     if entry.fields["shape"].get("op") != op.name or "gfx" not in entry.fields:
         return None
     device, shape = entry.where()
@@ -97,12 +97,12 @@ def _key(entry: Line, op: Op, wanted: Mapping[Key, Solution]) -> Key | None:
 
 
 def provenance(op: Op, rows: Sequence[Row], found: Evidence, **further: str) -> Provenance:
-    """Return the origin to publish: what the rows and their trial logs say, without hosts and paths.
+    """Return the provenance of rows from their trial logs, without host names and paths.
 
     Args:
         op: the op of the table.
         rows: the rows to publish, at least one.
-        found: the evidence for them.
+        found: the evidence for the rows.
         further: further facts.
     """
     headers = [header.fields for header in found.runs.values()]

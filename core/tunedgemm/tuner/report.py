@@ -1,4 +1,4 @@
-"""The summary of a run, and texts about outcomes."""
+"""Summary of a tuning run, and texts about outcomes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tunedgemm.timing import STATUSES, Timing
 from tunedgemm.tuner.log import trials_path
 from tunedgemm.tuner.trial import Outcome, Report
 
-#: The summary has a table of the shapes from this width on; narrower output has no table.
+#: Least width, in columns, for a table of shapes in the summary.
 TABLE_WIDTH = 80
-#: Without -v, more shapes than this omit the table.
+#: Most shapes for the table without -v.
 MOST_ROWS = 50
-#: Examples of one kind of fault in the summary, without -v.
+#: Examples per kind of fault in the summary, without -v.
 EXAMPLES = 3
-#: A row counts as slower than torch below this gain: noise alone makes 2 %.
+#: Speed-up below which a row counts as slower than torch; noise is 2 %.
 SLOWER = 1 / 1.02
-#: Statuses of a healthy run; the summary names solutions with other statuses.
+#: Expected statuses; the summary lists solutions with others.
 HEALTHY = ("ok", "screened", "unsupported", "out_of_resources", "nondeterministic", "batch_variant")
 
 
@@ -33,7 +33,7 @@ def summary(report: Report, verbose: bool = False, output: Console | None = None
         report: the result.
         verbose: list everything.
         output: the console; by default standard output.
-        stale: the run had ``--stale``, which skips other shapes for other reasons.
+        stale: whether the run had ``--stale``, which changes why shapes are skipped.
     """
     output = output or console()
     if report.outcomes and output.width >= TABLE_WIDTH and (verbose or len(report.outcomes) <= MOST_ROWS):
@@ -98,7 +98,7 @@ def _verdict(report: Report, verbose: bool) -> Iterator[str]:
 
 
 def _refusing(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
-    """Return the backends that offered nothing for any shape, each with its last reason."""
+    """Return the backends that offered no solution for any shape, with their last reasons."""
     refusals = [refusal for outcome in outcomes for refusal in outcome.refusals]
     counts = Counter(libtype for libtype, _ in refusals)
     return [(libtype, reason) for libtype, reason in dict(refusals).items() if counts[libtype] == len(outcomes)]
@@ -122,7 +122,7 @@ def _ending(report: Report, stale: bool) -> Iterator[str]:
 
 
 def _listed(heading: str, lines: Sequence[str], most: int | None) -> Iterator[str]:
-    """Yield a heading and at most so many lines; nothing without lines."""
+    """Yield a heading and at most *most* lines; nothing if there are no lines."""
     if lines:
         yield f"{heading}: {len(lines)}"
         yield from (f"  {text}" for text in lines[:most])
@@ -145,7 +145,7 @@ def why_failed(outcome: Outcome) -> str:
 
 
 def weighted_gain(outcomes: Iterable[Outcome]) -> float:
-    """Return the time of all calls with torch over that with the winners; 0 without any."""
+    """Return the speed-up over torch weighted by calls; 0 without times."""
     before = after = 0.0
     for outcome in outcomes:
         if outcome.gain and outcome.baseline is not None:
@@ -186,7 +186,7 @@ def one_line(detail: str) -> str:
 
 
 def sizes(shape: Shape) -> str:
-    """Return a shape without its op, with one dtype if both are equal."""
+    """Format a shape without its op, and with one dtype if both are equal."""
     return str(shape).removeprefix(f"{shape.op} ").replace(f"{shape.dtype}->{shape.dtype}", shape.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Roofline: the best, the likely and the worst time of a shape before it is measured."""
+"""Roofline: least, typical and worst times of a shape, without measurement."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from tunedgemm.ops.op import Op
 from tunedgemm.products import products
 from tunedgemm.shape import Shape
 
-#: A call's fixed share: launch and ramp, in microseconds.
+#: Fixed cost of a call in microseconds: launch and ramp-up.
 LAUNCH_US = 1.5
-#: Kind of device -> bytes/s and FLOP/s that any solution worth having exceeds.
+#: Kind of device -> bytes/s and FLOP/s that any useful solution exceeds.
 _SLOW = {"nvidia": (1e11, 1e12), "amd": (1e11, 1e12), "cpu": (2e9, 2e9)}
 #: Kind of device -> bytes/s, FLOP/s and launch microseconds of a typical call.
 _MIDDLING = {"nvidia": (1.5e12, 3e14, 3.0), "amd": (1.5e12, 3e14, 5.0), "cpu": (1e10, 2e11, 5.0)}
-#: Operations per byte of memory traffic at which both limits of a device meet, in 16-bit floats.
-#: About 206 for an H200 (990 TFLOP/s, 4.8 TB/s), 246 for an MI300X (1307 TFLOP/s, 5.3 TB/s); server
-#: CPUs are near 20.
+#: Machine balance in FLOP per byte, for 16-bit floats: 206 for an H200 (990 TFLOP/s, 4.8 TB/s), 246
+#: for an MI300X (1307 TFLOP/s, 5.3 TB/s), about 20 for server CPUs.
 _BALANCE = {"nvidia": 206, "amd": 246, "cpu": 20}
 
 #: Op, or kind of scales -> what torch's call takes beyond the best kernel: microseconds where
@@ -37,9 +36,9 @@ _PACE = {"fp4x2": 4.0, "fp8_e4m3fn": 2.0, "fp8_e4m3fnuz": 2.0, "fp8_e5m2": 2.0, 
 
 
 def pace(shape: Shape, device: Device) -> float:
-    """Return the rate of products of the operands' dtypes relative to 16 bits: the slower of both.
+    """Return the FLOP/s of a shape's dtypes relative to 16-bit floats: the slower of both.
 
-    A CPU has no faster rate: it widens narrow types.
+    On a CPU no dtype is faster, since narrow ones are widened.
     """
     declared = dict(shape.extra)
     dtypes = {parse_dtype(str(declared.get(name, shape.dtype))) for name in ("q_dtype_a", "q_dtype_w")}
@@ -53,7 +52,7 @@ def pace(shape: Shape, device: Device) -> float:
 
 
 def ceilings_of(device: Device) -> tuple[float, float] | None:
-    """Return bytes/s of reading alone and dense 16-bit FLOP/s of large products; None if unmeasured."""
+    """Return measured read bandwidth in bytes/s and dense 16-bit FLOP/s; None if not measured."""
     known = products().get(device.name)
     return (known.read_gb_s * 1e9, known.tflops * 1e12) if known and known.read_gb_s and known.tflops else None
 
@@ -64,13 +63,13 @@ def bounds_us(op: Op, shape: Shape, device: Device, rates: tuple[float, float]) 
 
 
 def floor_us(op: Op, shape: Shape, device: Device) -> float:
-    """Return the microseconds that no call on this device can beat; 0 for unknown ceilings."""
+    """Return the roofline lower bound of a call in microseconds; 0 if the ceilings are unknown."""
     ceilings = ceilings_of(device)
     return 0.0 if ceilings is None else LAUNCH_US + max(bounds_us(op, shape, device, ceilings))
 
 
 def patience_s(op: Op, shape: Shape, device: Device) -> float:
-    """Return the seconds of a slow call of a shape, which a deadline has to allow."""
+    """Return the seconds of a very slow call, which a deadline must allow."""
     bytes_per_s, flops_per_s = _SLOW[device.kind]
     return op.bytes_moved(shape) / bytes_per_s + op.flops(shape) / flops_per_s
 
@@ -96,8 +95,5 @@ def saving_us(op: Op, shape: Shape, device: Device, *, is_chosen: bool) -> float
 
 
 def cost(op: Op, shape: Shape, device: Device) -> float:
-    """Return the cost of a call relative to other shapes, in bytes of memory traffic.
-
-    Operations count as the bytes that take as long.
-    """
+    """Return the roofline cost of a call in equivalent bytes of memory traffic, to rank shapes."""
     return max(op.bytes_moved(shape), op.flops(shape) / (_BALANCE[device.kind] * pace(shape, device)))

@@ -1,7 +1,7 @@
-"""Stage 5 on the device: the operands of one shape, and interleaved rounds of samples.
+"""Stage 5 on the device: operands of one shape, and interleaved rounds of samples.
 
-Clocks fall under load, so timing solutions one by one is off by up to 10 %. Here every
-round runs each solution once, in random order. Solutions are compared over the same rounds.
+Clocks fall under load, so timing solutions one after the other errs by up to 10 %. Here every round
+runs each solution once, in random order, and solutions are compared within rounds.
 """
 
 from __future__ import annotations
@@ -28,45 +28,44 @@ from tunedgemm.solution import Solution
 from tunedgemm.tuner.roofline import guess_us
 from tunedgemm.tuner.trial import POWER_CAP, Samples
 
-#: Device time of one sample: the overhead of a graph's launch is then under 1 %.
+#: Device time of a sample in microseconds, so that a graph launch adds less than 1 %.
 SAMPLE_US = 400.0
 CPU_SAMPLE_US = 10_000.0
-#: Rotated weights take this many times the last-level cache. At 3 times, an H100's still held a
-#: part of them: products of one row took up to 13 % less than among a gigabyte of weights.
+#: Size of the rotated weights in last-level caches, on GPUs and CPUs. At 3x, an H100 still cached
+#: a part: M = 1 took up to 13 % less than with a gigabyte of weights.
 COLD, CPU_COLD = 8, 3
-#: What overwrites a cache takes this many times its size.
+#: Size, in last-level caches, of the buffer that flushes them.
 FLUSH = 3
 MAX_COPIES = 64
 #: Fewest copies of a weight on a GPU. With two of 235 MB, one kernel took 58.3 or 62.7 us on an
 #: H200, depending on their addresses; with five always 57.6.
 FEWEST_COPIES = 5
-#: Idle seconds after which a GPU is brought back to its load clock, and the most that this may
-#: take. Power limits act within tenths of a second.
+#: Idle seconds after which a GPU is warmed up to its load clock, and the longest warm-up. Power
+#: limits act within tenths of a second.
 IDLE, SATURATION = 0.03, 0.25
-#: The load runs in steps of these seconds, until one takes as long as the last within this share.
+#: Seconds per step of the warm-up, which ends when two steps differ by less than this fraction.
 STEP, SETTLED = 0.025, 0.003
-#: Samples without calls that are taken before the first round, and the last that count: of one or
-#: two, an interrupted one would make all times too short.
+#: Fewest empty samples before the first round, and most recent ones used: with one or two, an
+#: interrupt would make all times too short.
 LEAST_TOUCHES, RECENT_TOUCHES = 5, 51
-#: Least microseconds of a call: no kernel is shorter, so less is an error of measurement.
+#: Least plausible microseconds of a call.
 LEAST_US = 0.01
-#: Most bytes that `touch` writes.
+#: Most bytes that `touch` rewrites.
 _TOUCHED = 16 << 10
-#: NVML's reasons for a lower clock (nvml.h, nvmlClocksEventReason*), without idling and users'
-#: clocks.
+#: NVML's throttling reasons (nvml.h, nvmlClocksEventReason*), without idle and user clocks.
 _THROTTLE = {
     0x4: POWER_CAP, 0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake",
 }  # fmt: skip
 
-#: Starts one sample and returns the function that waits for its microseconds per call.
+#: Starts a sample; returns a function that waits for it and returns microseconds per call.
 Start = Callable[[], Callable[[], float]]
-#: Checks the output of a solution on the operand set of this number; raises where it is wrong.
+#: Checks (solution, output, index of the operand set); raises for a wrong output.
 Judge = Callable[[Solution, torch.Tensor, int], None]
 
 
 @attrs.frozen(eq=False)
 class _Graph:
-    """A captured sample, the events at its begin and end, and a copy of its last output."""
+    """A captured sample, the events at its start and end, and a copy of its last output."""
 
     sample: torch.cuda.CUDAGraph
     start: torch.cuda.Event
@@ -77,8 +76,8 @@ class _Graph:
 def touch(x: torch.Tensor) -> None:
     """Launch a small kernel that rewrites the start of *x* with the same bits.
 
-    A model's GEMM runs after a kernel that writes its input, and cannot begin before that ends.
-    After another GEMM it may overlap, for instance by programmatic dependent launch.
+    So a GEMM follows a kernel that writes its input, as in a model. It cannot overlap with the
+    previous GEMM, for instance by programmatic dependent launch.
     """
     first = torch.empty(0, dtype=torch.uint8, device=x.device)
     first.set_(x.untyped_storage(), x.storage_offset() * x.itemsize, (min(x.nbytes, _TOUCHED),), (1,))  # whatever its dtype and strides
@@ -102,12 +101,11 @@ def _cpu_cache() -> int:
 
 
 def clocks(device: Device) -> tuple[int, str]:
-    """Return the SM clock in MHz and the driver's throttling reason, 0 and "" if unknown.
+    """Return the SM clock in MHz and the throttling reason; 0 and "" if unknown.
 
-    NVIDIA's needs the Python bindings of NVML (``nvidia-ml-py``), AMD's those of AMD SMI; both are
-    optional.
+    This needs the optional Python bindings of NVML (``nvidia-ml-py``) or AMD SMI.
     """
-    with contextlib.suppress(Exception):  # bindings and drivers may be missing, older, or forbid the question
+    with contextlib.suppress(Exception):  # bindings and drivers may be missing, old or restricted
         if device.kind == "nvidia":
             return _nvidia_clocks(device.torch_device.index)
     with contextlib.suppress(Exception):
@@ -132,22 +130,21 @@ def _nvml(index: int) -> tuple[Any, Any]:
 def _nvidia_clocks(index: int) -> tuple[int, str]:
     nvml, handle = _nvml(index)
     mhz, throttling = int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)), ""
-    with contextlib.suppress(Exception):  # not every GPU tells
+    with contextlib.suppress(Exception):  # not every GPU reports it
         reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
         throttling = ", ".join(word for bit, word in _THROTTLE.items() if reasons & bit)
     return mhz, throttling
 
 
 class Workload:
-    """The operands of one shape on one device, and the sampler over them.
+    """The operands of a shape on a device, and the sampler over them.
 
     Args:
-        op, shape, device: the problem, and where it runs.
-        seed: for the operands' contents and the order within rounds.
-        cache: ``cold`` rotates the weights through memory beyond the last-level cache, ``hot`` uses
-            one copy.
-        timing: ``graph`` replays captured calls where a launcher allows it, ``eager`` launches
-            them.
+        op, shape, device: the op, the shape and the device.
+        seed: seed of the operands and of the order within rounds.
+        cache: ``cold`` rotates through weights larger than the last-level cache, ``hot`` uses one
+            copy.
+        timing: ``graph`` replays captured calls if a launcher allows it, ``eager`` launches them.
     """
 
     def __init__(self, op: Op, shape: Shape, device: Device, seed: int = 0, *, cache: str = "cold", timing: str = "graph") -> None:
@@ -157,36 +154,35 @@ class Workload:
         weight_bytes = max(1, sum(operand.nbytes for index, operand in enumerate(first) if index in op.weights and operand is not None))
         size, hot = cache_bytes(device), cache == "hot"
         on_cpu = device.kind == "cpu"
-        enough = max(2, round((CPU_SAMPLE_US if on_cpu else SAMPLE_US) / guess))  # calls of a sample
+        enough = max(2, round((CPU_SAMPLE_US if on_cpu else SAMPLE_US) / guess))  # calls per sample
         cold = -(-CPU_COLD * size // weight_bytes) if on_cpu else min(-(-COLD * size // weight_bytes), enough)
         fewest = 2 if hot or on_cpu else FEWEST_COPIES
         copies = 2 if hot else min(max(fewest, cold), MAX_COPIES, max(2, self._room() // weight_bytes))
         #: operand tuples with shared activations and different weights, for timing and verification
         self.copies = [first] + [self._rotate(first, seed + index) for index in range(1, copies)]
         self._used = self.copies[:1] if hot else self.copies
-        # If the cache could hold a part of the copies, a sample uses each once, after the cache was
-        # overwritten.
+        # If the cache could hold some copies, a sample uses each once, after a flush.
         small = not hot and copies * weight_bytes < (2 if on_cpu else COLD) * size
-        #: calls that one sample spans
+        #: calls per sample
         self.calls: int = enough if hot else min(copies, enough) if on_cpu else copies if small else max(copies, enough)
         self._flush = torch.empty(FLUSH * size // 4, dtype=torch.float32, device=device.torch_device).zero_() if small else None
-        #: looks at the last output of each solution's calls; None does not
+        #: checks the last output of each sample; None for no check
         self.judge: Judge | None = None
-        self._last: Any = None  # output of the last call that was not captured
-        self._kept: Any = None  # that of the last captured one
+        self._last: Any = None  # output of the last eager call
+        self._kept: Any = None  # output of the last captured call
         self._graphs: dict[Solution, _Graph] = {}
-        self._touches: _Graph | None = None  # what a sample takes without its calls
+        self._touches: _Graph | None = None  # an empty sample
         self._touch_us: deque[float] = deque(maxlen=RECENT_TOUCHES)
         self._launched: set[Solution] = set()
-        self._first_us: list[float] = []  # on a CPU: what each solution took when it was called for the second time
+        self._first_us: list[float] = []  # on a CPU: microseconds of each solution's second call
         self._settled = False
         self._pool: Any = None
         self._stream = None if on_cpu else torch.cuda.Stream(device.torch_device)
         self._random = random.Random(seed)
-        self._worked = float("-inf")  # when the device last had work, by time.perf_counter
+        self._worked = float("-inf")  # time.perf_counter of the device's last work
 
     def _room(self) -> int:
-        """Return the bytes that rotated weights may take: a quarter of the device's free memory."""
+        """Return the most bytes for rotated weights: a quarter of the free device memory."""
         return torch.cuda.mem_get_info(self.device.torch_device)[0] // 4 if self.device.kind != "cpu" else 512 << 20
 
     def _rotate(self, first: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
@@ -197,7 +193,7 @@ class Workload:
         """Time each launcher in *rounds* interleaved rounds; return its exception if it raises.
 
         Raises:
-            Exception: the driver's error if the device's context is lost.
+            Exception: the driver's error if the device's context is broken.
         """
         timers: dict[Solution, Start] = {}
         answers: dict[Solution, Samples | Exception] = {}
@@ -239,7 +235,7 @@ class Workload:
         return {**answers, **timed}
 
     def _last_output(self, solution: Solution) -> Any:
-        """Return the output of the last call of the sample that was just started."""
+        """Return the output of the last call in the current sample."""
         graph = self._graphs.get(solution)
         if graph is not None and graph.copy is not None:
             graph.copy.replay()
@@ -247,14 +243,14 @@ class Workload:
         return self._last
 
     def _alone(self, solution: Solution, samples: Sequence[float]) -> tuple[float, ...]:
-        """Return the samples of a captured solution without the time of their touches."""
+        """Subtract the time of touches from the samples of a captured solution."""
         if solution not in self._graphs:
             return tuple(samples)
         less = statistics.median(self._touch_us)
         return tuple(max(us - less, LEAST_US) for us in samples)
 
     def _settle(self) -> None:
-        """Shorten the samples on a CPU, once, if the fastest call takes longer than the guess."""
+        """Reduce the calls per sample on a CPU once, if calls are slower than guessed."""
         if self.device.kind == "cpu" and self._first_us and not self._settled:
             self.calls = min(self.calls, max(2, round(CPU_SAMPLE_US / min(self._first_us))))
             self._settled = True
@@ -262,21 +258,21 @@ class Workload:
     def _drop_failed(
         self, solution: Solution, error: Exception, samples: dict[Solution, list[float]], answers: dict[Solution, Samples | Exception]
     ) -> None:
-        """Remove a failed solution from the rounds; raise if the device's context is lost."""
+        """Remove a failed solution from the rounds; raise if the device's context is broken."""
         del samples[solution]
         answers[solution] = error
         if self.device.kind != "cpu":
             torch.cuda.synchronize(self.device.torch_device)
 
     def forget(self, keep: Mapping[Solution, Launcher]) -> None:
-        """Drop the captured graphs of all but these solutions, to free their memory."""
+        """Free the captured graphs of all but these solutions."""
         self._graphs = {solution: graph for solution, graph in self._graphs.items() if solution in keep}
         self._launched &= set(keep)
         if not self._graphs:
             self._touches = self._pool = None  # torch forbids a capture into a pool without graphs
 
     def _timer(self, solution: Solution, launcher: Launcher) -> Start:
-        """Return the function that takes one sample; run the solution's first calls."""
+        """Run a solution's first calls, and return the function that takes a sample."""
         on_cpu = self.device.kind == "cpu"
         if on_cpu or not self._graphed or not launcher.graph_safe:
             if solution not in self._launched:
@@ -296,7 +292,7 @@ class Workload:
         return lambda: us
 
     def _calls(self, call: Callable[..., Any]) -> Any:
-        """Run the calls of one sample; return the last output, of the last operands.
+        """Run the calls of a sample; return the last output.
 
         The others are freed at once, so that all calls write to the same memory.
         """
@@ -317,7 +313,7 @@ class Workload:
         return float(start.elapsed_time(end)) * 1e3 / self.calls
 
     def _first_calls(self, call: Callable[..., Any]) -> None:
-        """Load modules and fill per-stream workspaces, outside of captures and samples."""
+        """Run warm-up calls, which load modules and allocate per-stream workspaces."""
         for operands in self.copies[:2]:
             start = time.perf_counter_ns()
             call(*operands)
@@ -327,9 +323,9 @@ class Workload:
             torch.cuda.synchronize(self.device.torch_device)
 
     def _capture(self, call: Callable[..., Any]) -> _Graph:
-        """Capture the calls of one sample, each after a `touch`, between two events in the graph.
+        """Capture the calls of a sample, each after a `touch`, between two events in the graph.
 
-        The launch of the graph is therefore not timed.
+        So the launch of the graph is not timed.
         """
 
         def after_touch(*operands: Any) -> Any:
@@ -347,19 +343,19 @@ class Workload:
 
         graph, out = self._captured(sample)
         copy = None
-        if out is not None and self.judge is not None:  # its memory in the pool is that of other graphs, too
+        if out is not None and self.judge is not None:  # other graphs share its memory in the pool
             kept = self._kept = torch.empty_like(out) if self._kept is None else self._kept
             copy, _ = self._captured(lambda: kept.copy_(out))
-        graph.replay()  # alone: it uploads the graph, and what it breaks is this solution's fault
+        graph.replay()  # uploads the graph; a failure blames this solution
         torch.cuda.synchronize(self.device.torch_device)
         return _Graph(graph, start, end, copy)
 
     def _captured(self, action: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-        """Capture an action in the pool of all graphs; return the graph and the action's answer."""
+        """Capture an action in the shared pool; return the graph and the action's result."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        # Not `torch.cuda.graph`, which empties the allocator's cache at each capture.
+        # `torch.cuda.graph` would empty the allocator's cache at each capture.
         with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=self._pool)
             try:
@@ -377,12 +373,12 @@ class Workload:
         return lambda: self._elapsed(captured.start, captured.end)
 
     def _saturate(self, timers: Mapping[Solution, Start]) -> None:
-        """Load an idle GPU until its times settle, so that all rounds have the same clocks."""
+        """Warm up an idle GPU until its times settle, so that all rounds have equal clocks."""
         begun = time.perf_counter()
         if self.device.kind == "cpu" or not timers or begun - self._worked < IDLE:
             return
         load, before = next(iter(timers.values())), 0.0
-        with contextlib.suppress(Exception):  # an error here comes again in the first round, which reports it
+        with contextlib.suppress(Exception):  # the first round reports the error again
             while (step := time.perf_counter()) < begun + SATURATION:
                 us: list[float] = []
                 while not us or time.perf_counter() < step + STEP:

@@ -1,8 +1,8 @@
-"""Stage 3, screen: time all solutions roughly, refine the best, keep the few possible winners.
+"""Stage 3, screen: time all solutions roughly, refine the best, keep possible winners.
 
-Rough means few rounds of the samples of the accurate phase, scaled by a solution in each group. A
-bare launch would rank solutions by launch overhead. Most solutions are hopeless, and one round
-shows it.
+Rough timing takes few rounds of the same samples as the accurate phase, normalised by an anchor
+solution in each group. Timing single launches would rank by launch overhead. One round is enough to
+drop most solutions.
 """
 
 from __future__ import annotations
@@ -16,27 +16,26 @@ from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.trial import Sample, Samples
 
-#: Rounds of the solutions that the first round left.
+#: Further rounds of the solutions that remain after the first.
 MORE_ROUNDS = 2
-#: A solution this many times slower than the best of its libtype is hopeless after one round.
+#: A solution this much slower than the best of its libtype is dropped after one round.
 HOPELESS = 1.35
-#: Solutions of a libtype whose neighbours are tried, and for each pass of that, how far a libtype
-#: may be behind the fastest. Of 180 lists that were over 5 % behind, no neighbour won, nor came
-#: within 0.5 % (asm, skinny and Triton, 306 shapes in bf16 and fp8 by row, H100).
+#: Best solutions per libtype whose neighbours are tried, and by pass, how much slower than the
+#: fastest a libtype may be. Of 180 libtypes over 5 % slower, no neighbour came within 0.5 % of the
+#: winner (asm, skinny and Triton, 306 shapes in bf16 and row-wise fp8, H100).
 REFINE_BEST, REFINE_PASSES = 5, (1.1, 1.05, 1.05)
-#: A pass of refinement that gains less ends it.
+#: Refinement stops after a pass that gains less.
 WORTHWHILE = 0.01
-#: This near the least time that the hardware allows, neighbours have nothing to gain.
+#: Relative distance to the roofline below which refinement is skipped.
 NEAR_FLOOR = 0.03
-#: Finalists are at most this much slower than the best; the first value holds if rounds agree.
+#: Finalists are at most this much slower than the best: the limits for consistent and noisy rounds.
 NARROWEST, WIDEST = 0.06, 0.15
-#: Solutions timed with one sample of the anchor. A chip at its power cap changes its clock within
-#: tens of milliseconds: 64 solutions of a large product heat it while they are timed once.
+#: Solutions per sample of the anchor: at the power cap, the clock changes within tens of
+#: milliseconds, which 64 solutions of a large shape take.
 GROUP = 8
-#: Clocks change times by at most this (an H100: 1.4 times). An anchor that differs more was
-#: disturbed.
+#: Largest effect of clocks on times (an H100: 1.4x); a larger change of the anchor is noise.
 DRIFT = 1.6
-#: The band is this many times the typical spread of a solution's rounds, beyond `NARROWEST`.
+#: The band of finalists beyond `NARROWEST`, in typical spreads of a solution's rounds.
 SPREADS = 3.0
 
 Neighbours = Callable[[Sequence[Solution]], Sequence[Solution]]
@@ -47,9 +46,9 @@ class Screened:
     """Result of the screen.
 
     Attributes:
-        survivors: the kept solutions, the fastest first. rough: microseconds of a call of each
-        solution that ran.
-        dropped: timings of the others.
+        survivors: the kept solutions, the fastest first.
+        rough: microseconds of each solution that ran.
+        dropped: timings of the dropped solutions.
     """
 
     survivors: tuple[Solution, ...]
@@ -66,16 +65,16 @@ def screen(
     floor_us: float,
     ineligible: Solution | None = None,
 ) -> Screened:
-    """Time roughly, refine, and keep the few possible winners.
+    """Time roughly, refine, and keep possible winners.
 
     Args:
         shape: the shape.
-        checked: right solutions, in their backends' order: best guesses first.
+        checked: correct solutions, each backend's best guesses first.
         sample: takes the samples.
-        topk: most survivors of each libtype, not counting its first guess.
-        neighbours: returns checked solutions around some; slow, because it compiles them.
-        floor_us: least microseconds of one call that the hardware allows; 0 if unknown.
-        ineligible: one of *checked* that may not win: it excludes no other.
+        topk: most survivors per libtype, in addition to its first guess.
+        neighbours: compiles and checks the neighbours of solutions; slow.
+        floor_us: roofline lower bound of one call in microseconds; 0 if unknown.
+        ineligible: one of *checked* that cannot win, so that it excludes no other.
     """
     state = _Screen(shape, sample, ineligible)
     state.add(checked)
@@ -95,14 +94,14 @@ class _Screen:
 
     @property
     def rough(self) -> dict[Solution, float]:
-        """Return the microseconds of each solution: the median of its rounds, of two the shorter.
+        """Return the microseconds of each solution: the (lower) median of its rounds.
 
-        The first sample after a pause runs at a higher clock, by up to a third on an H100.
+        The first sample after a pause has a higher clock, by up to a third on an H100.
         """
         return {solution: sorted(times)[(len(times) - 1) // 2] for solution, times in self.times.items()}
 
     def is_timed(self, solution: Solution) -> bool:
-        """Return whether a solution was timed, or failed."""
+        """Check whether a solution was timed or failed."""
         return solution in self.times or any(timing.solution == solution for timing in self.failed)
 
     def leaders(self, libtype: str) -> list[Solution]:
@@ -111,7 +110,7 @@ class _Screen:
         return sorted((solution for solution in rough if solution.libtype == libtype), key=rough.__getitem__)
 
     def best(self) -> dict[str, float]:
-        """Return the shortest time of each libtype, without the ineligible solution."""
+        """Return the shortest time per libtype, without the ineligible solution."""
         shortest: dict[str, float] = {}
         for solution, us in self.rough.items():
             if solution != self.ineligible:
@@ -119,7 +118,7 @@ class _Screen:
         return shortest
 
     def add(self, fresh: Sequence[Solution]) -> None:
-        """Run one round of all, and more rounds of the promising ones."""
+        """Run one round of all solutions, and more rounds of promising ones."""
         rough = self.rough
         anchor = min(rough, key=rough.__getitem__) if rough else None
         self._rounds(fresh, 1, anchor)
@@ -129,10 +128,7 @@ class _Screen:
         self._rounds(hopeful, MORE_ROUNDS, anchor)
 
     def _rounds(self, solutions: Sequence[Solution], rounds: int, anchor: Solution | None) -> None:
-        """Time solutions in groups, each with the anchor; without one, the first solution that runs.
-
-        The anchor shows changes of the clock, by which the times of its group are scaled.
-        """
+        """Time solutions in groups, each normalised by the anchor, by default the first that runs."""
         for first in range(0, len(solutions), GROUP):
             group = solutions[first : first + GROUP]
             anchor = anchor if anchor in self.times else next(iter(self.times), group[0])
@@ -147,13 +143,13 @@ class _Screen:
                     self.failed.append(answer)
 
     def _clock_factor(self, anchor: Solution, answer: Samples | Timing) -> float:
-        """Return the factor from times of now to times of the anchor's first sample."""
+        """Return the factor that normalises current times to those of the anchor's first samples."""
         if anchor not in self.times or not isinstance(answer, Samples):
             return 1.0
         return min(max(self.rough[anchor] / min(answer.us), 1 / DRIFT), DRIFT)
 
     def kept(self, checked: Sequence[Solution], topk: int) -> list[Solution]:
-        """Return each libtype's first guess and its fastest within the band, the fastest first."""
+        """Return each libtype's first guess, and its fastest within the band, fastest first."""
         rough, best = self.rough, self.best()
         limit = min(best.values(), default=0.0) * (1 + self._band())
         kept = set()
@@ -169,7 +165,7 @@ class _Screen:
 
 
 def _refine(state: _Screen, neighbours: Neighbours, floor_us: float) -> None:
-    """Try the neighbours of each libtype's best while that gains; query each solution once."""
+    """Time neighbours of each libtype's best, once each, while that gains."""
     refined: set[Solution] = set()
     gaining = set(state.best())
     for behind in REFINE_PASSES:

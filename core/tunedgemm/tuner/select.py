@@ -1,7 +1,7 @@
 """Stage 6, select: the fastest correct solution.
 
-Ties go to the incumbent, then by rank, then to more exact solutions, then to first guesses. The
-device tuner passes no incumbent, because its winner meets it in a paired comparison.
+Ties go to the incumbent, then by rank, then to more accurate solutions, then to first guesses. The
+device tuner passes no incumbent, because it compares the winner with it in a paired comparison.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
 
-#: Smaller differences are ties whatever the noise (AITER's hipb_prefer_ratio, for every backend).
+#: Smaller differences are always ties (AITER's hipb_prefer_ratio, for every backend).
 TIE = 0.005
-#: The baseline keeps a shape without a row unless a solution is faster by this. Smaller differences
-#: in one process are not reproduced in the next.
+#: Gain over the baseline that a shape without a row needs. Smaller differences in one process are
+#: not reproduced in the next.
 DEFAULT_TIE = 0.01
-#: Noise is itself an estimate, from about 100 samples: with this factor, copies of one kernel tie
-#: 95 times in 100.
+#: Safety factor on noise, itself estimated from about 100 samples: copies of a kernel tie in 95 %.
 UNSURE = 1.5
-#: Larger differences in the share of elements outside the tolerance make a solution less exact, as
-#: 8-bit sums without promotion are. Solutions that sum in fp32 differ by less.
+#: Difference in error ratio that makes a solution less accurate, such as fp8 accumulation without
+#: promotion. Solutions that accumulate in fp32 differ by less.
 EXACT = 1e-4
-#: Larger noise does not widen a tie.
+#: Cap of the noise that widens a tie.
 MAX_NOISE = 0.03
 
 
@@ -39,15 +38,14 @@ def select(
 
     Args:
         timings: timings of the candidates.
-        incumbent: the table's present solution.
-        order: libtype to its rank for ties.
+        incumbent: the table's current solution.
+        order: maps a libtype to its rank for ties.
         eligible: the libtypes that may be stored.
-        guesses: the backends' choices without tuning. Device memory is faster at some times than at
-            others, by 8 % on an H200. Solutions that tie in a slow moment differ in a fast one, and
-            a guess is then better than chance.
+        guesses: the backends' untuned choices, the last criterion in ties. Memory speed varies over
+            time, by 8 % on an H200, and solutions that tie in slow periods may differ in fast ones.
 
-    Returns:
-        The winner, or None if no solution passed; and how many others tied with it.
+        Returns:
+        The winner, or None if no solution passed; and the number of others that tied with it.
     """
     passed = [timing for timing in timings if timing.ok and timing.solution.libtype in eligible]
     if not passed:
@@ -65,7 +63,7 @@ def select(
 
 
 def tie_margin(noise: float, other: float) -> float:
-    """Return the relative difference up to which two times with these noises count as equal."""
+    """Return the relative difference up to which two times with these noises tie."""
     return max(TIE, min(UNSURE * math.hypot(noise, other), MAX_NOISE))
 
 
@@ -76,9 +74,7 @@ def select_pin(
     order: Mapping[str, int],
     eligible: Sequence[str],
 ) -> Solution | None:
-    """Choose a solution for all M of an (N, K): right for every shape, least time over the
-    workload.
-    """
+    """Choose the solution for all M of an (N, K) that is correct and fastest over the workload."""
     passed = [
         {timing.solution: timing for timing in group if timing.ok and timing.solution.libtype in eligible} for group in timings.values()
     ]

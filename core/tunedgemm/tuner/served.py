@@ -1,8 +1,7 @@
-"""Stage 7, served: is all that the winner's row serves right, beyond the call that was timed?
+"""Stage 7, served: verify the winner on all calls that its row serves, not only the timed one.
 
-The row of M = 64 serves calls of fewer rows, with any leading dimensions and bias dtypes. It serves
-after weights were updated in place, too, and for as long as the process lives. ``docs/tuning.md``
-lists what stays undetected.
+The row of M = 64 also serves smaller M, any leading dimensions and bias dtypes, weights updated in
+place, and long-running processes. ``docs/tuning.md`` lists what stays undetected.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ from tunedgemm.tuner.trial import failed
 from tunedgemm.tuner.verify import Variant, Verifier, worse_of
 from tunedgemm.tuner.watching import dispatched, swallowed_exceptions
 
-#: Outputs that are alive at the same time, fewer where they take more bytes than these.
+#: Most outputs, and bytes of them, kept alive at the same time.
 WINDOW, WINDOW_BYTES = 16, 1 << 30
-#: Calls in a row, the seconds after which there are no more, and which outputs are looked at.
+#: Repeated calls, their time limit in seconds, and the interval at which outputs are judged.
 CALLS, SECONDS, LOOKED_AT = 1100, 0.2, 7
-#: Calls from each of two threads at once.
+#: Calls from each of two concurrent threads.
 THREADED = 4
-#: Smaller M that are tried: the least, the largest, and some between.
+#: Most smaller M to verify, the least and the largest among them.
 FEWER_ROWS = 4
 
 Bind = Callable[[Shape], Launcher | Unsupported]
@@ -49,12 +48,12 @@ Bind = Callable[[Shape], Launcher | Unsupported]
 
 @attrs.frozen(eq=False)
 class Served:
-    """Checks of one shape, for its winner.
+    """Final checks of a shape's winner.
 
     Attributes:
         verifier: operands and references of the shape.
         device: the device.
-        baseline: torch's own call; None where it does not run.
+        baseline: torch's call; None if it does not run.
     """
 
     verifier: Verifier
@@ -62,13 +61,13 @@ class Served:
     baseline: Launcher | None
 
     def check(self, solution: Solution, launcher: Launcher, bind: Bind, *, is_torchs: bool = False) -> Timing:
-        """Verify everything that a row of this solution serves.
+        """Verify all calls that a row with this solution serves.
 
         Args:
             solution: the solution.
             launcher: its launcher for the shape.
-            bind: returns its launcher at another M or bias dtype.
-            is_torchs: whether this is a route of torch.
+            bind: binds the solution at another M or bias dtype.
+            is_torchs: whether this is a solution of torch.
 
         Returns:
             A Timing without a time, with status ``ok``, ``wrong``, or that of the failure.
@@ -84,7 +83,7 @@ class Served:
             return attrs.evolve(worst, status="wrong", err_ratio=1.0, detail=fault)
         for variant in self._variants():
             bound = launcher if variant.shape == shape else bind(variant.shape)
-            if isinstance(bound, Unsupported):  # dispatch asks the next row then
+            if isinstance(bound, Unsupported):  # dispatch then uses the next row
                 continue
             timing = self.verifier.verify(solution, bound.call, variant)
             if timing.status == "ok" and variant.change is None and (fault := self.verifier.memory_fault(bound, 2, variant.operands)):
@@ -108,10 +107,10 @@ class Served:
         return max(3, min(WINDOW, WINDOW_BYTES // max(1, size)))
 
     def _substitution_fault(self, launcher: Launcher, bind: Bind) -> str:
-        """Return that torch's own call took the place of a kernel that failed, "" if it did not.
+        """Return the fault of a launcher that silently falls back to torch; else "".
 
-        Two signs together show it. Torch dispatches the same operations as for its own call, and
-        Python code of the backend swallows an exception when it binds or launches.
+        It is detected by two signs together: torch dispatches the same operations as the baseline,
+        and the backend's Python code swallows an exception in `bind` or a launch.
         """
         if self.baseline is None or dispatched(launcher, self._operands) != dispatched(self.baseline, self._operands):
             return ""
@@ -122,9 +121,9 @@ class Served:
         return f"it ran torch's own call after its kernel failed: {swallowed[0]}" if swallowed else ""
 
     def _call_often(self, solution: Solution, launcher: Launcher) -> None:
-        """Call the launcher many times and look at some outputs; the checks that follow see what that changed."""
+        """Call the launcher many times and judge some outputs; later checks detect side effects."""
         first = self._operands[0]
-        clock = time.monotonic if first.is_cuda else time.thread_time  # other processes do not shorten the check
+        clock = time.monotonic if first.is_cuda else time.thread_time  # CPU time is independent of other processes
         until = clock() + SECONDS
         for number in range(CALLS):
             with torch.no_grad():
@@ -139,9 +138,9 @@ class Served:
                     break
 
     def _call_from_threads(self, solution: Solution, launcher: Launcher) -> None:
-        """Call the launcher from two other threads of a CPU at once, the first in inference mode.
+        """Call the launcher from two concurrent threads on a CPU, one in inference mode.
 
-        Streams and handles of a GPU make this slow there; the conformance suite checks threads.
+        On a GPU this is slow, because of streams and handles; the conformance suite covers it.
         """
         if self._operands[0].is_cuda:
             return
@@ -159,7 +158,7 @@ class Served:
 
     @property
     def _elsewhere(self) -> Variant:
-        """Return other activations, at other addresses than those of the sets."""
+        """Return a variant with other activations at other addresses."""
         renewed = self.verifier.variant(0, renewed=True)
         others = zip(self._operands, self.verifier.renewed(), strict=False)
         given = tuple(now if index in self.verifier.op.weights else other for index, (now, other) in enumerate(others))
@@ -172,7 +171,7 @@ class Served:
         yield from Changes(self.verifier).variants()
 
     def _fewer_rows(self) -> Iterator[Variant]:
-        """Yield calls of fewer rows that the row of this shape serves."""
+        """Yield calls of smaller M that this row serves."""
         op, shape = self.verifier.op, self.verifier.shape
         least = max(1, min(shape.m // 2 + 1, shape.m - 127))
         tried = sorted({*range(least, shape.m, max(1, shape.m // PART)), *range(max(least, shape.m - 8), shape.m)})
@@ -197,14 +196,14 @@ class Served:
         yield Variant("for operands that begin inside their storage", shape, inside, expected=self._expected)
 
     def _bias_dtypes(self) -> Iterator[Variant]:
-        """Yield the biases in each dtype: rows do not tell them apart."""
+        """Yield the biases in each dtype, which rows do not distinguish."""
         operands, names = self._operands, self.verifier.op.operands
         positions = [index for index, each in enumerate(operands) if each is not None and names[index].startswith("bias")]
         for name in BIAS_DTYPES if positions else ():
             given = list(operands)
             for at in positions:
                 bias = operands[at].to(torch.bfloat16)
-                bias = torch.where(bias.abs() < 2.0**-10, torch.zeros_like(bias), bias)  # float16 holds all others exactly
+                bias = torch.where(bias.abs() < 2.0**-10, torch.zeros_like(bias), bias)  # float16 represents the rest exactly
                 given[at] = bias.to(torch_dtype(name))
             with contextlib.suppress(OperandError):
                 yield Variant(f"with a bias in {name}", self._shape_of(tuple(given)), tuple(given))

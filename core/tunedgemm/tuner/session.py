@@ -1,7 +1,7 @@
-"""Session: lists, binds, verifies and times the candidates of a shape, where the device is.
+"""Session: lists, binds, verifies and times the candidates of a shape in the device's process.
 
-A session lives in a worker process, or in this process with the caller's registry. It can restart
-at any point, because it first binds the solutions that a request names.
+That is a worker, or this process with the caller's registry. A session can be restarted at any
+point, because each request first binds the solutions that it names.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ Answer = TypeVar("Answer")
 
 @attrs.define(eq=False)
 class Session:
-    """One device, and the shape that is tuned on it.
+    """State of a worker: one device, and the shape being tuned.
 
     Attributes:
         op_name: name of the op.
         index: number of the GPU; -1 is the CPU.
         options: how to tune.
         registry: the backends.
-        bench: the source of times; None measures.
-        node: name of the machine, "" for this host's.
+        bench: replaces measurement; None to measure.
+        node: name of the machine; "" for the host name.
     """
 
     op_name: str
@@ -68,7 +68,7 @@ class Session:
 
     @property
     def device(self) -> Device:
-        """Return the device; the first use makes its context."""
+        """Return the device; the first use creates its context."""
         if self.index >= 0:
             torch.cuda.set_device(self.index)
         return device_of(self.index)
@@ -78,7 +78,7 @@ class Session:
         return Place(self.device, self.node or socket.gethostname())
 
     def version(self, libtype: str) -> str:
-        """Return the library version of a libtype, "" if it does not load or has none."""
+        """Return the library version of a libtype; "" if it has none or does not load."""
         backend = self.registry.get(libtype)
         return self._keeping_switches(lambda: backend.library_version(self.device)) if isinstance(backend, Backend) else ""
 
@@ -91,20 +91,20 @@ class Session:
         return baseline(shape, self.device, self.registry)
 
     def refusal(self, libtype: str, shape: Shape) -> str:
-        """Return why a backend supports a shape neither with its bias nor without; "" if it does."""
+        """Return why a backend supports a shape neither with nor without its bias; "" if it does."""
         backend = self.registry.get(libtype)
         if not isinstance(backend, Backend):
             return backend.reason
         return self._keeping_switches(lambda: refusal(shape, self.device, backend))
 
     def states_platform(self, libtype: str, op: str) -> bool:
-        """Tell whether a backend states that it serves the op on such devices, or states nothing."""
+        """Check that the backend's platforms, if any, include the op on this device."""
         backend = self.registry.get(libtype)
         platforms = backend.platforms if isinstance(backend, Backend) else ()
         return not platforms or any(platform.serves(op, self.device) for platform in platforms)
 
     def solutions(self, libtype: str, shape: Shape) -> tuple[Solution, ...]:
-        """Return every solution that a backend offers."""
+        """Return the solutions of a backend."""
         backend = self._backend(libtype)
         return self._keeping_switches(lambda: candidates(shape, self.device, backend, self.options.candidates))
 
@@ -114,13 +114,13 @@ class Session:
         return self._keeping_switches(lambda: backend.why_none(shape, self.device))
 
     def neighbours(self, shape: Shape, leaders: Sequence[Solution]) -> tuple[Solution, ...]:
-        """Return the solutions around some solutions of one backend."""
+        """Return the neighbours of solutions of one backend."""
         backend = self._backend(leaders[0].libtype)
         near = self._keeping_switches(lambda: [near for leader in leaders for near in backend.refine(leader, shape, self.device)])
         return tuple(dict.fromkeys(near))
 
     def open(self, shape: Shape) -> None:
-        """Make the operands of a shape, and free those of the last."""
+        """Make the operands of a shape, and free the previous ones."""
         if shape == self._shape:
             return
         self._shape, self._launchers = None, {}
@@ -130,7 +130,7 @@ class Session:
     def _make_operands(self, shape: Shape) -> None:
         self._sampler, self._verifier, self._served = None, None, None
         gc.collect()
-        if multiprocessing.parent_process() is not None:  # in a worker, objects between two shapes stay alive
+        if multiprocessing.parent_process() is not None:  # objects alive between shapes of a worker stay alive
             gc.freeze()
         if self.index >= 0:
             torch.cuda.empty_cache()
@@ -149,12 +149,12 @@ class Session:
         self._fingerprint = self._operands_now()
 
     def _operands_now(self) -> tuple[Any, ...]:
-        """Return a fingerprint of the first and the last set, by which outputs are judged."""
+        """Return a fingerprint of the first and last operand set, to detect changes."""
         sets = self._checks.operand_sets
         return fingerprint([*sets[0], *sets[-1]])
 
     def _renew_changed_operands(self) -> bool:
-        """Make the operands anew if calls have changed them; keep the launchers and their state."""
+        """Remake operands that calls have changed; keep the launchers and their state."""
         if self._operands_now() == self._fingerprint:
             return False
         assert self._shape is not None, "bind has opened the shape"
@@ -162,7 +162,7 @@ class Session:
         return True
 
     def bind(self, shape: Shape, solution: Solution) -> Timing | None:
-        """Bind a solution to a shape; return the Timing of a refusal."""
+        """Bind a solution; return a Timing if it is refused."""
         self.open(shape)
         if solution in self._launchers:
             return None
@@ -174,7 +174,7 @@ class Session:
         return Timing(shape, solution, status, detail=answer.reason[:500])
 
     def check_first(self, shape: Shape, solution: Solution) -> Timing:
-        """Verify one call of a solution, before its rough timing."""
+        """Verify one call of a solution, before screening."""
         return self._bind_and_verify(shape, solution, lambda verifier, launcher: verifier.check_first(solution, launcher), once=True)
 
     def check(self, shape: Shape, solution: Solution) -> Timing:
@@ -191,14 +191,14 @@ class Session:
         return timing
 
     def check_again(self, shape: Shape, solution: Solution) -> Timing:
-        """Verify a solution after its timing: on the oldest operands, and from a graph if captured."""
+        """Verify a solution after timing, on the oldest operands, and from a graph if used."""
         graphs = self.options.timing == "graph"
         return self._bind_and_verify(
             shape, solution, lambda verifier, launcher: verifier.check_again(solution, launcher, graphed=launcher.graph_safe and graphs)
         )
 
     def check_served(self, shape: Shape, solution: Solution) -> Timing:
-        """Verify all that the row of a solution serves: see `Served`."""
+        """Verify all calls that a row with this solution serves; see `Served`."""
         bind = functools.partial(self._backend(solution.libtype).bind, solution, device=self.device)
         is_torchs = solution.libtype == BUILTIN
         return self._bind_and_verify(
@@ -213,7 +213,7 @@ class Session:
         return self._served
 
     def _bind_and_verify(self, shape: Shape, solution: Solution, ask: Callable[[Verifier, Launcher], Timing], once: bool = False) -> Timing:
-        """Bind a solution, then verify it; a correct verification of one call has compared the operands."""
+        """Bind and verify a solution; a single correct call has also compared the operands."""
         refusal = self.bind(shape, solution)
         if refusal is not None:
             return refusal
@@ -230,10 +230,10 @@ class Session:
         return timing
 
     def sample(self, shape: Shape, solutions: Sequence[Solution], rounds: int) -> dict[Solution, Samples | Timing]:
-        """Time solutions in interleaved rounds; a failure is returned as its Timing.
+        """Time solutions in interleaved rounds; return a Timing for a failure.
 
         Raises:
-            DeviceFault: one of several changed the operands; in a new process it does so again.
+            DeviceFault: one of several solutions changed the operands; a retry one by one finds it.
         """
         answers: dict[Solution, Samples | Timing] = {}
         for solution in solutions:
@@ -255,9 +255,9 @@ class Session:
         return answers
 
     def each(self, requests: Iterable[Request]) -> list[Timing | None]:
-        """Run several requests about one solution each: a message costs as much as a small check.
+        """Run a batch of requests about one solution each, since messages are costly.
 
-        A failure is returned as its Timing.
+        Returns a Timing for a failure.
 
         Raises:
             DeviceFault: a request broke the device's context.
@@ -273,7 +273,7 @@ class Session:
         return answers
 
     def forget(self, shape: Shape, keep: Iterable[Solution]) -> None:
-        """Free the launchers of a shape but for those of some solutions."""
+        """Free the launchers of a shape, except those of some solutions."""
         if shape == self._shape:
             self._launchers = {solution: launcher for solution, launcher in self._launchers.items() if solution in set(keep)}
             if isinstance(self._sampler, Workload):
@@ -291,10 +291,10 @@ class Session:
         return backend
 
     def _keeping_switches(self, action: Callable[[], Answer]) -> Answer:
-        """Run code of a plugin.
+        """Run plugin code, and restore torch's global settings.
 
         Raises:
-            PluginError: it changed torch's switches, which are restored, or tried to exit.
+            PluginError: it changed a setting or tried to exit.
         """
         changed = list[str]()
         with kept_torch_switches(changed):
@@ -312,7 +312,7 @@ class Session:
         """Run an action on the device, then check its context.
 
         Raises:
-            DeviceFault: the action broke the context.
+            DeviceFault: the action broke the device's context.
         """
         try:
             answer = self._keeping_switches(action)
@@ -334,11 +334,11 @@ class Session:
 
 
 def _changing(shape: Shape, solution: Solution) -> Timing:
-    """Return the Timing of a solution that writes to its operands after the first calls."""
+    """Return the Timing of a solution whose later calls change its operands."""
     return Timing(shape, solution, "wrong", err_ratio=1.0, detail="a later call changed its operands")
 
 
 def with_tolerance(op: Op, options: Options) -> Op:
-    """Return the op with the tolerance of the options."""
+    """Return an op with the tolerance of the options."""
     own = op.tolerance
     return attrs.evolve(op, tolerance=lambda shape: with_flags(own(shape), options.atol, options.rtol, options.errRatio))

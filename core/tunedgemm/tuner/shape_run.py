@@ -1,6 +1,6 @@
 """Shape run: the stages of one shape on one device, from candidates to the outcome.
 
-The stages run in the tuning process and see solutions only. The worker runs the device's kernels.
+The stages run in the tuning process; the worker runs the kernels.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tunedgemm.tuner.worker_client import BudgetSpent, DeviceLost
 
 Emit = Callable[[Event], None]
 
-#: A difference that no paired comparison reverses.
+#: Relative difference that no paired comparison reverses.
 CLEAR = 0.15
-#: Finalists of the last comparison: this many of the fastest, and the first guess of each libtype
-#: within this share of the fastest.
+#: Finalists of the last comparison: this many of the fastest, and each libtype's first guess within
+#: this relative distance of the fastest.
 LAST_FINALISTS, NEAR = 3, 0.1
-#: Shares of the time up to the deadline. Checking: no more solutions compile or are checked then.
-#: Refining: none are refined. Racing: only the fastest, the baseline and the incumbent are timed.
+#: Fractions of the time to the deadline. After CHECKING no solution is compiled or checked, after
+#: REFINING none is refined. After RACING only the fastest, baseline and incumbent are timed.
 CHECKING, REFINING, RACING = 0.5, 0.7, 0.8
 
 
@@ -43,7 +43,7 @@ class ShapeRun:
     Attributes:
         _timings: the latest timing of each solution.
         _fully_checked: solutions that passed the full check.
-        _last, _guesses: solutions of the last comparison, and the libtypes' first guesses.
+        _last, _guesses: solutions of the last comparison, and each libtype's first guess.
     """
 
     tuner: OpenDevice
@@ -66,7 +66,7 @@ class ShapeRun:
         """List, compile, check, screen, check fully, measure, check again, select.
 
         Raises:
-            BudgetSpent: candidates are left untried, and the run has other results.
+            BudgetSpent: candidates are left untried, and it is not the first shape of the run.
         """
         self._timings.update({timing.solution: timing for timing in earlier})
         candidates = self._list()
@@ -81,9 +81,9 @@ class ShapeRun:
         self.emit(Outcome(self.task, winner, baseline, timings, tied, seconds, libver, self.tuner.place, self._reason, self._refusals))
 
     def _list(self) -> list[Solution]:
-        """Return the candidates: the baseline, the backends' solutions, and the table's row.
+        """Return the candidates: the baseline, the backends' solutions, and the incumbent.
 
-        Refining may not find the row's solution again; unmeasured, it would lose to a slower one.
+        Refining may not find the incumbent again, which then would lose unmeasured.
         """
         shape, incumbent = self.task.shape, self.task.incumbent
         self._emit_step("list")
@@ -112,7 +112,7 @@ class ShapeRun:
         return [solution for solution in candidates if solution not in self._timings]
 
     def _open(self, candidates: Sequence[Solution]) -> bool:
-        """Make the operands; if that fails, so do all candidates."""
+        """Make the operands; a failure fails all candidates."""
         try:
             self.tuner.client.open(self.task.shape)
         except DeviceLost:
@@ -123,10 +123,10 @@ class ShapeRun:
         return True
 
     def _check(self, solutions: Sequence[Solution], fully: bool = False) -> list[Solution]:
-        """Bind and verify each solution; return those that pass.
+        """Bind and verify solutions; return those that pass.
 
-        One correct call suffices for the screen; finalists, and all if bits matter, are checked
-        *fully*.
+        One correct call suffices before the screen. Finalists, and all with bitwise requirements,
+        are checked *fully*.
         """
         right: list[Solution] = []
         fully = fully or bool(self.task.only) or self.tuner.options.deterministic or self.tuner.options.batch_invariant
@@ -166,9 +166,9 @@ class ShapeRun:
         return self._check(self._compile(fresh))
 
     def _winner(self, right: Sequence[Solution]) -> tuple[Timing | None, int]:
-        """Screen, check fully, race, check again, select; return the row, and how many tied with it.
+        """Screen, check fully, race, check again, select; return the winner and its ties.
 
-        A late failure repeats this without the failed solution, because others were dropped for it.
+        A late failure repeats this without the failed solution, which may have displaced others.
         """
         while True:
             finalists, slow = (list(right), []) if self.task.only else self._screen(right)
@@ -190,7 +190,7 @@ class ShapeRun:
             right = [solution for solution in tried if self._timings[solution].status == "ok"]
 
     def _screen(self, right: Sequence[Solution]) -> tuple[list[Solution], list[Timing]]:
-        """Return the finalists, with the baseline, and the timings of those that are too slow."""
+        """Return the finalists with the baseline, and the timings of dropped solutions."""
         baseline = self._baseline
         self._emit_step("screen")
         floor = floor_us(self.tuner.op, self.task.shape, self.tuner.place.device)
@@ -205,7 +205,7 @@ class ShapeRun:
 
     @property
     def _ineligible_baseline(self) -> Solution | None:
-        """Return the baseline if it is timed but may not be stored."""
+        """Return the baseline if it may not be stored; else None."""
         baseline = self._baseline
         return baseline if baseline and baseline.libtype not in self.tuner.ranks else None
 
@@ -215,7 +215,7 @@ class ShapeRun:
         return Effort(warmup, options.iters, options.seconds, self.deadline)
 
     def _race(self, finalists: list[Solution]) -> None:
-        """Run the accurate phase; remove the finalists that fail in it."""
+        """Run the accurate phase; remove finalists that fail."""
         self._emit_step("time")
         answers = race(self.task.shape, finalists, self._sample, self._effort(), self._baseline, self._ineligible_baseline)
         for solution, answer in answers.items():
@@ -223,14 +223,14 @@ class ShapeRun:
         finalists[:] = [solution for solution in finalists if self._timings[solution].ok]
 
     def _compare_last(self, finalists: list[Solution], guesses: Sequence[Solution]) -> None:
-        """Time the few possible winners without the others, whose load affects early dropouts.
+        """Compare the few possible winners without the load of the others.
 
-        With few solutions the chip is cooler and faster, by 5 % and more under its power cap. The
-        times of the others are scaled, so that all belong to one moment.
+        With few solutions the chip is cooler and faster, by 5 % or more at its power cap. The times
+        of the others are scaled accordingly.
 
         Args:
             finalists: those that fail are removed.
-            guesses: in their backends' order, best guesses first.
+            guesses: solutions in their backends' order, best guesses first.
         """
         self._last = ()
         eligible = sorted((s for s in finalists if s.libtype in self.tuner.ranks), key=lambda solution: self._timings[solution].us)
@@ -261,12 +261,12 @@ class ShapeRun:
         self._timings[solution] = attrs.evolve(timing, us=median, noise=noise, samples=len(answer.us), clock_mhz=clock, throttled=throttled)
 
     def _check_again(self, finalists: list[Solution]) -> None:
-        """Verify after the timing, fastest first, until every possible winner has passed again."""
+        """Verify again, fastest first, until every possible winner has passed."""
         limit = float("inf")
         with self._clock("check"):
             for solution in sorted(finalists, key=lambda solution: self._timings[solution].us):
                 us = self._timings[solution].us
-                if us > limit and solution not in (self._baseline, self.task.incumbent):  # these two may yet win a comparison
+                if us > limit and solution not in (self._baseline, self.task.incumbent):  # both may still win
                     continue
                 after = self.tuner.client.check("check_again", self.task.shape, solution)
                 if after.status != "ok":
@@ -276,7 +276,7 @@ class ShapeRun:
                     limit = min(limit, us * (1 + MAX_NOISE))
 
     def _is_right_in_use(self, winner: Timing | None) -> bool:
-        """Verify all that the row serves; record the fault where it is wrong."""
+        """Verify all calls that the row would serve; record a fault."""
         if winner is None:
             return True
         with self._clock("check"):
@@ -285,10 +285,9 @@ class ShapeRun:
         return served.status == "ok"
 
     def _select(self, finalists: Sequence[Solution]) -> tuple[Timing | None, int]:
-        """Return the row, and how many solutions tied with it.
+        """Return the winner, and the number of ties.
 
-        In a paired comparison, the fastest of the race must beat the incumbent: the table's row,
-        else the baseline.
+        The fastest must beat the incumbent, or else the baseline, in a paired comparison.
         """
         ranks, baseline, incumbent = self.tuner.ranks, self._baseline, self.task.incumbent
         last = [timing for solution, timing in self._timings.items() if solution in self._last and timing.ok]
@@ -312,12 +311,10 @@ class ShapeRun:
     def _better(self, challengers: Sequence[Solution], holder: Solution, keep: float) -> Solution:
         """Return the first challenger that beats the holder by more than *keep*, else the holder.
 
-        Among many solutions the chip runs hotter, and ratios within rounds decide better than
-        medians of different moments. At the power cap the challenger must also not be slower alone:
-        more power gains nothing in a model that keeps the chip busy. If it is slower, the next has
-        its turn.
+        Paired comparison is more accurate than medians of different moments. At the power cap, the
+        challenger must also not be slower when run alone, since a busy chip cannot draw more power.
         """
-        second = self._timings[holder]  # of the moment at which the challengers were timed
+        second = self._timings[holder]  # timed together with the challengers
         for challenger in challengers:
             first = self._timings[challenger]
             if challenger == holder or second.us > first.us * (1 + CLEAR):
@@ -335,7 +332,7 @@ class ShapeRun:
         return holder
 
     def _gain(self, challenger: Solution, holder: Solution, answers: Mapping[Solution, Samples | Timing]) -> float:
-        """Retime both by these samples; return the challenger's speed-up, 1 if noise hides it."""
+        """Update both timings; return the challenger's speed-up, 1 if within noise."""
         for solution, answer in answers.items():
             self._retime(solution, answer)
         mine, theirs = answers[challenger], answers[holder]
@@ -345,14 +342,14 @@ class ShapeRun:
         return min(ratio, 1.0) if ratio * (1 - noise) <= 1 else ratio
 
     def _finalize(self, timings: Iterable[Timing]) -> None:
-        """Record timings that will not change, and emit them at once."""
+        """Record and emit final timings."""
         timings = tuple(timings)
         self._timings.update({timing.solution: timing for timing in timings})
         if timings:
             self.emit(Trials(self.task, timings))
 
     def _moment(self, share: float) -> float:
-        """Return when this share of the time up to the deadline has passed."""
+        """Return the `time.monotonic` after this fraction of the time to the deadline."""
         return self._begun + share * (self.deadline - self._begun)
 
     def _is_late(self, share: float) -> bool:

@@ -1,4 +1,4 @@
-"""Stage 7, store: trials go to the trial log and winners to the table at once; runs resume."""
+"""Stage 7, store: write trials to the trial log and winners to the table; resume runs."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from tunedgemm.version import __version__
 
 _log = logging.getLogger("tunedgemm")
 
-#: AITER's time of a candidate that was not measured, and its error ratio of one that failed
+#: AITER's time of an unmeasured candidate, and error ratio of a failed one.
 _NO_TIME, _ALL_WRONG = -1, 1.0
 
-#: columns of a profile, before and after those of the shape
+#: Columns of a profile before and after those of the shape.
 _BEFORE = ("gfx", "cu_num")
 _AFTER = (
     "libtype", "solidx", "splitK", "kernelName",
     "status", "us", "noise", "samples", "err_ratio", "row_error", "tflops", "bw", "detail",
 )  # fmt: skip
 
-#: fields of the winner's timing that an outcome repeats, so that its row needs that line alone
+#: Fields of the winner's timing repeated in its outcome, which then suffices to rebuild the row.
 _REPEATED = ("us", "noise", "samples", "err_ratio")
 
 
@@ -58,20 +58,20 @@ class Missing(enum.Enum):
     MISSING = enum.auto()
 
 
-#: `Store.done` of a shape that no interrupted run had finished.
+#: Result of `Store.done` for an unfinished shape.
 MISSING: Final = Missing.MISSING
 
 
 @attrs.define(eq=False)
 class Store:
-    """Writes the results of a run; safe in several threads, and with other runs on the same table.
+    """Writes the results of a run; safe with several threads, and other runs on the same table.
 
     Attributes:
         op: the op to tune.
         table: the tuned CSV.
-        profile: AITER's ``--profile_file``: a CSV of every candidate, or None.
-        sort: order the table by its key.
-        run: id of this run in the trial log, "" before `open`.
+        profile: AITER's ``--profile_file``, a CSV of every candidate; None for no such file.
+        sort: whether to sort the table by its key.
+        run: id of this run in the trial log; "" before `open`.
         trials: the trial log, in the table's folder.
     """
 
@@ -90,16 +90,15 @@ class Store:
     _mutex: threading.RLock = attrs.field(factory=threading.RLock, init=False)
 
     def open(self, identity: Mapping[str, str], resume: bool = True) -> None:
-        """Begin a run: check that all files can be written, and adopt an interrupted run's results.
+        """Begin a run: check that all files are writable, and adopt interrupted runs' results.
 
         Args:
-            identity: values that must be equal for trials to be reused: options, versions, the
-                shard.
-            resume: whether to reuse at all.
+            identity: options, versions and shard, which must be equal for trials to be reused.
+            resume: whether to adopt results.
 
         Raises:
-            TableError: a folder or file cannot be written, the table cannot be read, or the trial
-                log is another file or newer.
+            TableError: a file cannot be written, the table cannot be read, or the trial log is
+                another file or of a newer schema.
         """
         self._check_writable()
         if present(self.table):
@@ -124,9 +123,9 @@ class Store:
                 raise
 
     def use(self, device: Device, versions: Mapping[str, str]) -> None:
-        """Set the library versions of a kind of device; forget adopted trials of other versions.
+        """Set the library versions of a kind of device; drop adopted trials of other versions.
 
-        A shape with a forgotten trial does not count as done; its other trials are reused.
+        A shape with a dropped trial counts as unfinished; its other trials are reused.
         """
         with self._mutex:
             self._versions[device] = dict(versions)
@@ -141,12 +140,12 @@ class Store:
                     _log.info("%s: %d trials of other versions of their libraries are not reused for %s", self.trials, len(others), key[1])
 
     def final_timings(self, device: Device, shape: Shape) -> tuple[Timing, ...]:
-        """Return the final trials of a shape: adopted ones, and those that this run has logged."""
+        """Return the final timings of a shape, adopted or logged by this run."""
         with self._mutex:
             return tuple(self._trials.get((device, shape), {}).values())
 
     def done(self, device: Device, shape: Shape) -> Timing | Missing | None:
-        """Return the winner of a finished shape, None if no solution passed; `MISSING` if unfinished."""
+        """Return the winner of a finished shape; None if no solution passed, `MISSING` if unfinished."""
         with self._mutex:
             return self._outcomes.get((device, shape), MISSING)
 
@@ -160,7 +159,7 @@ class Store:
             self._append(place, timings)
 
     def record(self, outcome: Outcome) -> None:
-        """Log an outcome and its remaining timings in one write; put the winner into the table.
+        """Log an outcome and its remaining timings in one write; store the winner in the table.
 
         Raises:
             TableError: a file cannot be written; its earlier lines stay readable.
@@ -183,7 +182,7 @@ class Store:
             self._put()
 
     def pin(self, place: Place, shape: Shape, winner: Timing, libver: str) -> None:
-        """Put the row for any M (M = 0) of a shape's N and K into the table.
+        """Store the row for any M (M = 0) of a shape's N and K in the table.
 
         Raises:
             TableError: the table cannot be written.
@@ -193,10 +192,10 @@ class Store:
             self._put()
 
     def finish(self) -> None:
-        """End the run, so that its trials are not reused; for a run with shapes left, use `close`.
+        """Complete the run, so that it is not resumed; call `close` if shapes are left.
 
         Raises:
-            TableError: a file cannot be written; the run counts as interrupted.
+            TableError: a file cannot be written, so the run counts as interrupted.
         """
         with self._mutex:
             try:
@@ -208,10 +207,10 @@ class Store:
                 self._release()
 
     def close(self) -> None:
-        """Stop without an end, so that the next run resumes this one; does nothing after `finish`.
+        """Stop the run, so that the next one resumes it; does nothing after `finish`.
 
         Raises:
-            TableError: a winner could not be put into the table; the next run does it.
+            TableError: a winner could not be stored; the next run does it.
         """
         with self._mutex:
             try:
@@ -235,7 +234,7 @@ class Store:
             self._check_profile(self.profile)
 
     def _check_profile(self, path: Path) -> None:
-        """Check that a profile can be appended to, and is not the table, the log or another file."""
+        """Check that a profile is writable, and is not the table, the log or another file."""
         if os.path.realpath(path) in map(os.path.realpath, (self.table, self.trials)):
             raise TableError(f"{path}: the table or the trial log is at the path of -o2; choose another place with -o2")
         if path.is_file() and path.stat().st_size:
@@ -248,7 +247,7 @@ class Store:
         return self.trials.with_name(f"{self.trials.name}.{run}.lock")
 
     def _lock_run(self) -> None:
-        """Take the lock of this run: the kernel releases it when the process dies."""
+        """Take the lock of this run, which the operating system releases when the process dies."""
         path = self._lock_of(self.run)
         self._alive = file_lock(path, thread_local=False)
         try:
@@ -264,7 +263,7 @@ class Store:
                 self._lock_of(self.run).unlink()
 
     def _running_runs(self) -> set[str]:
-        """Return the runs that hold their locks, and remove those of dead runs, under the log's lock."""
+        """Return the ids of live runs, and remove locks of dead ones; the log's lock must be held."""
         alive = set()
         pattern = re.compile(re.escape(self.trials.name) + r"\.([\w-]+)\.lock")
         for path in self.trials.parent.iterdir():
@@ -326,7 +325,7 @@ class Store:
             self._extend_profile(self.profile, [self._profile_row(place.device, timing) for timing in fresh.values()])
 
     def _put(self) -> None:
-        """Put the waiting rows into the table; a failure or interrupt leaves them waiting."""
+        """Write the pending rows to the table; after a failure or interrupt they stay pending."""
         if self._waiting:
             upsert(self.table, self.op, self._waiting, sort=self.sort)
             self._waiting = []
@@ -365,7 +364,7 @@ class Store:
 
 
 def _place_fields(place: Place) -> dict[str, object]:
-    """Return a place as fields of a line; the GPU's index is -1 for a CPU."""
+    """Return a place as fields of a log line; ``gpu`` is -1 for a CPU."""
     device = place.device
     return {"node": place.node, "gpu": device.index, "gfx": device.gfx, "cu_num": device.cu_num, "device": device.name}
 
@@ -377,7 +376,7 @@ def _fields_of(timing: Timing) -> dict[str, Any]:
 
 
 def _winner(outcome: Line, trials: Mapping[Solution, Timing]) -> Timing | None:
-    """Return the winner's timing of an outcome's line; its trial may be in another run."""
+    """Return the winner's timing from an outcome's line, since its trial may be in another run."""
     solution = outcome.solution("winner")
     if solution is None:
         return None
@@ -387,9 +386,9 @@ def _winner(outcome: Line, trials: Mapping[Solution, Timing]) -> Timing | None:
 
 
 def _died_before_table(outcome: Line, present_row: Row | None, row: Row) -> bool:
-    """Return whether the run died between the log and the table.
+    """Check whether the run died after the log and before the table was written.
 
-    Then the table has the row from before that run, or none.
+    The table then has the row from before that run, or none.
     """
     if present_row is None:
         return True

@@ -1,4 +1,4 @@
-"""Values that the stages pass to each other."""
+"""Values that the stages of the tuner exchange: options, tasks, samples, events, outcomes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tunedgemm.table.csvfile import Problem
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO
 
-#: Most processes that compile ahead: each is started before the first shape, and imports torch.
+#: Most compiler processes.
 _MOST_JOBS = 1024
 
 
@@ -59,40 +59,38 @@ class Options:
     """How to tune; the CLI has flags of the same names.
 
     Attributes:
-        libtype: ``all`` or a comma list of libtypes, whose order also decides ties.
-        errRatio: largest share of elements outside the tolerance.
-        atol, rtol: the tolerance of an element, ``|out - ref| <= atol + rtol * |ref|``; None for
-            the op's.
-        deterministic: only solutions with equal bits in repeated runs.
-        batch_invariant: only solutions whose rows have the same bits for any M; one is pinned for
+        libtype: ``all`` or comma-separated libtypes, whose order also decides ties.
+        errRatio: largest fraction of elements outside the tolerance.
+        atol, rtol: element bounds, ``|out - ref| <= atol + rtol * |ref|``; None for the op's.
+        deterministic: only solutions with bitwise equal results in repeated runs.
+        batch_invariant: only solutions whose rows are bitwise equal for any M; one is pinned for
             each (N, K), with M = 0.
-        cache: ``cold`` rotates the weights through memory, ``hot`` uses one copy.
+        cache: ``cold`` rotates through copies of the weights, ``hot`` uses one copy.
         timing: ``graph`` replays captured calls, ``eager`` launches them.
         warmup: uncounted rounds before timing.
-        iters: most rounds of a solution.
-        candidates: most solutions of each libtype, its best guesses and their neighbours; 0 for
-            all.
-        topk: solutions of each libtype that reach the accurate phase.
-        seconds: device seconds of the accurate phase of one shape.
-        budget: wall seconds of the whole run, spent first where count times the expected saving is
-            largest; 0 for no limit.
-        whole: all M of one (N, K) come before the next one's.
-        batch: shapes whose kernels compile ahead of the one that is timed.
-        timeout: seconds of one compilation, or of binding one solution; 0 for no limit.
+        iters: most rounds of the accurate phase.
+        candidates: most solutions per libtype, its best guesses and their neighbours; 0 for all.
+        topk: solutions per libtype that reach the accurate phase.
+        seconds: device seconds of the accurate phase per shape.
+        budget: wall time of the run in seconds, spent on the largest call count x expected saving
+            first; 0 for no limit.
+        whole: finish all M of one (N, K) before the next.
+        batch: number of shapes whose kernels compile ahead of the timed one.
+        timeout: time limit in seconds of one compilation or bind; 0 for none.
         kernel_timeout: seconds after which the calls of one solution count as hung; 0 for no limit.
-        all: tune shapes that the output table already has, too.
-        stale: tune only rows of the output table whose library has another version now.
-        resume: reuse the trials of an interrupted run of the same kind.
-        shard: (i, n): only the i-th of n parts of the shapes.
-        sort: order the output by its key, N before M.
-        jobs: processes that compile ahead; 0 for one on each core.
-        mp: devices of this machine to tune on at once; 0 for all GPUs, or the CPU.
-        device: devices of this machine: GPU indices as a comma list, or ``cpu``; "" for all GPUs,
+        all: also tune shapes that the output table already has.
+        stale: tune only rows of the output table whose library version has changed.
+        resume: reuse the trials of interrupted runs with equal options and versions.
+        shard: (i, n): tune only the i-th of n parts of the shapes.
+        sort: sort the output by its key, N before M.
+        jobs: compiler processes; 0 for one per core.
+        mp: number of devices of this machine to tune on; 0 for all GPUs, or the CPU.
+        device: devices of this machine: comma-separated GPU indices, or ``cpu``; "" for all GPUs,
             or the CPU.
-        executor: ``local``, or ``ray``: every GPU of a Ray cluster, or the CPU of each node without
-            GPUs.
-        ray_address: the cluster; "" for the one that Ray finds or starts.
-        profile: a CSV that gets every candidate's result, or None.
+        executor: ``local``, or ``ray`` for every GPU of a Ray cluster, or the CPU of each node
+            without GPUs.
+        ray_address: address of the cluster; "" for the one that Ray finds or starts.
+        profile: CSV file for every candidate's result; None for no such file.
     """
 
     libtype: str = "all"
@@ -132,10 +130,10 @@ class Task:
 
     Attributes:
         shape: the shape.
-        count: its runs in the workload.
-        incumbent: the solution that its table has now.
-        only: if given, only these solutions and the baseline are timed, without a screen.
-        saving: microseconds that tuning is expected to save in all runs; 0 without a budget.
+        count: its calls in the workload.
+        incumbent: the table's current solution.
+        only: if given, time only these solutions and the baseline, without a screen.
+        saving: expected saving of tuning over all calls, in microseconds; 0 without a budget.
     """
 
     shape: Shape
@@ -145,22 +143,22 @@ class Task:
     saving: float = attrs.field(default=0.0, eq=False)
 
 
-#: Version of the meaning of a time, so that trials are comparable. 2: on a GPU each call follows a
-#: kernel that writes its activations.
+#: Version of the measurement method; trials of other versions are not comparable. In 2, each call
+#: on a GPU follows a kernel that writes its activations.
 MEASURE = "2"
-#: The throttling reason of a chip that draws all the power that it may.
+#: The throttling reason of a chip at its power limit.
 POWER_CAP = "power cap"
 
 
 @attrs.frozen
 class Samples:
-    """Times of one solution, one sample a round.
+    """Samples of one solution, one per round.
 
     Attributes:
-        us: microseconds of one call, a value a round.
-        calls: calls in one sample.
-        clock_mhz: SM clock after the rounds, 0 if the driver does not report it.
-        throttled: why the driver held the clock back, "" if it did not or does not report it.
+        us: microseconds per call, by round.
+        calls: calls per sample.
+        clock_mhz: SM clock after the rounds; 0 if unknown.
+        throttled: throttling reason; "" if there was none or it is unknown.
     """
 
     us: tuple[float, ...]
@@ -169,18 +167,18 @@ class Samples:
     throttled: str = ""
 
 
-#: Runs where the device is: (launchers by solution, rounds) -> samples by solution, or the
-#: exception.
+#: Times launchers in the device's process: (launchers by solution, rounds) -> samples or the
+#: exception, by solution.
 Sampler = Callable[[Mapping[Solution, Launcher], int], dict[Solution, Samples | Exception]]
 #: Makes the sampler of one shape: `tunedgemm.tuner.rounds.Workload`, or a replay.
 Bench = Callable[[Op, Shape, Device], Sampler]
-#: For the stages: (solutions, rounds) -> samples by solution, or the Timing of the failure.
+#: Times solutions for the stages: (solutions, rounds) -> samples or the Timing of a failure.
 Sample = Callable[[Sequence[Solution], int], Mapping[Solution, Samples | Timing]]
 
 
 @attrs.frozen
 class Place:
-    """A device, and its node: a host's name, or Ray's node id."""
+    """A device and its node, which is a host name or Ray's node id."""
 
     device: Device
     node: str = ""
@@ -192,11 +190,11 @@ class Place:
 
 @attrs.frozen
 class Planned:
-    """The plan of a run, emitted once, without a place, before its first shape.
+    """Event: the plan of a run, emitted once, without a place, before the first shape.
 
     Attributes:
         tasks: the shapes to tune.
-        skipped: shapes that the table has already, or that are empty.
+        skipped: shapes that are empty or already in the table.
         places: the devices of the run.
         output: the table.
     """
@@ -209,14 +207,14 @@ class Planned:
 
 @attrs.frozen
 class Step:
-    """Current activity of a device tuner, for the display.
+    """Event: the current activity of a device tuner, for the display.
 
     Attributes:
         task: the shape.
         activity: ``list``, ``compile``, ``check``, ``screen``, ``time``.
-        solution: the current solution, if it is a single one.
-        best: the fastest so far, and its microseconds.
-        baseline_us: microseconds of the baseline, 0 while unknown.
+        solution: the current solution, if there is a single one.
+        best: the fastest solution so far, and its microseconds.
+        baseline_us: microseconds of the baseline; 0 while unknown.
     """
 
     task: Task
@@ -228,7 +226,7 @@ class Step:
 
 @attrs.frozen
 class Trials:
-    """Final timings: they are logged at once and not repeated, also not by a run that resumes."""
+    """Event: final timings, which are logged at once and not repeated after a resume."""
 
     task: Task
     timings: tuple[Timing, ...]
@@ -236,20 +234,20 @@ class Trials:
 
 @attrs.frozen
 class Outcome:
-    """Result of tuning one shape.
+    """Event: the result of tuning one shape.
 
     Attributes:
         task: the shape.
-        winner: the timing that goes to the table; None if no solution passed.
-        baseline: the timing of torch's own call; None if it failed.
-        timings: every candidate's.
-        tied: solutions that were as fast as the winner within noise.
-        seconds: seconds by activity: wall time of compile, check and time, and device time
-            (``device``).
-        libver: version of the winner's library, "" if its kernel names carry a revision.
-        place: where it was tuned.
+        winner: the timing for the table; None if no solution passed.
+        baseline: the timing of torch's call; None if it failed.
+        timings: the timings of all candidates.
+        tied: number of solutions that tied with the winner.
+        seconds: wall time of activities ``compile``, ``check`` and ``time``, and device time
+            ``device``, in seconds.
+        libver: version of the winner's library; "" if its kernel names contain a revision.
+        place: the device that tuned it.
         reason: why no solution could be tried.
-        refusals: (libtype, reason) of each backend that serves such devices and offered nothing.
+        refusals: (libtype, reason) of backends for such devices that offered no solution.
     """
 
     task: Task
@@ -271,7 +269,8 @@ class Outcome:
         return self.baseline.us / self.winner.us
 
 
-#: Events of a run: first its plan, then those of each device tuner; a shape's outcome is its last.
+#: Events of a run: first its plan, then those of the device tuners; each shape ends with its
+#: outcome.
 Event = Planned | Step | Trials | Outcome
 
 
@@ -282,12 +281,13 @@ class Report:
     Attributes:
         places: the devices.
         output: the table.
-        outcomes: the outcome of each shape, in the order of completion.
-        skipped: shapes that the table had already, or that are empty.
-        unbegun: shapes beyond the budget. lost: shapes left without a working device.
+        outcomes: the outcome of each shape, in order of completion.
+        skipped: shapes that are empty or already in the table.
+        unbegun: shapes beyond the budget.
+        lost: shapes left when no device worked.
         pins: with ``--batch-invariant``, the rows with M = 0.
         elsewhere: with ``--all``, shapes whose lines name another device.
-        left_out: lines of the input that are not shapes.
+        left_out: invalid lines of the input.
     """
 
     places: tuple[Place, ...]
@@ -308,11 +308,11 @@ class Report:
 
 @attrs.frozen
 class Request:
-    """One call of the session, which travels to the worker.
+    """A call of a session's method, sent to the worker.
 
     Attributes:
         method: name of a method of `tunedgemm.tuner.session.Session`.
-        arguments: its arguments; of one about a single solution the shape and the solution.
+        arguments: its arguments, which begin with shape and solution if it is about one solution.
     """
 
     method: str
@@ -324,11 +324,11 @@ class Request:
 
 
 class DeviceFault(TunedGemmError):
-    """The device's context is lost, and its process with it: an illegal address or the like."""
+    """The device's context is broken, for example by an illegal address; its process must end."""
 
 
 class WrongOutput(TunedGemmError):
-    """An output of timed calls is wrong."""
+    """A wrong output of timed calls."""
 
 
 def failed(shape: Shape, solution: Solution, error: Exception) -> Timing:

@@ -1,8 +1,8 @@
-"""Stage 4, verify: is the output right, complete and repeatable, and are operands unchanged?
+"""Stage 4, verify: check that outputs are correct, complete and repeatable, operands unchanged.
 
-Outputs and workspaces are filled with NaN between canaries before the launch. This finds elements
-that are never written, and writes out of bounds. The reference is computed from the operands
-as given, in float32 or float64.
+Outputs and workspaces are filled with NaN between canaries before the launch, which detects
+elements that are never written and out-of-bounds writes. The reference is computed from the same
+operands in float32 or float64.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tunedgemm.tuner.accuracy import LIFTED, errors, same_bits
 from tunedgemm.tuner.trial import WrongOutput, failed
 from tunedgemm.tuner.watching import Poisoned, Traced, storages_of
 
-#: Consecutive calls whose bits are compared, and which may not leak memory.
+#: Consecutive calls that are compared bitwise and checked for leaks.
 REPEATS = 4
-#: M whose rows are compared for batch invariance: both sides of every kernel tile size.
+#: M at which batch invariance is checked: both sides of every tile size.
 INVARIANT_M = (1, 2, 5, 16, 17, 64, 65, 130, 257)
 
 
@@ -38,13 +38,13 @@ class Variant:
     """One call to verify.
 
     Attributes:
-        what: the call, in words that follow "wrong"; the key of its reference.
-        shape: what the launcher is bound to.
-        operands: the arguments.
-        change: gives operands other contents at the same addresses during the call, or None.
+        what: description that follows "wrong" in messages; key of its reference.
+        shape: the shape that the launcher is bound to.
+        operands: the operands.
+        change: changes the operands in place during the call; None for no change.
         expected: the reference [rows, N]; None to compute it.
-        by_row: whether rows are compared at one scale, however large their values are.
-        spoiled: whether rows hold NaN or infinity, which the output must show.
+        by_row: whether rows are normalised before the comparison.
+        spoiled: whether rows contain NaN or infinity, which the output must show.
     """
 
     what: str
@@ -57,7 +57,7 @@ class Variant:
 
     @contextlib.contextmanager
     def changed(self) -> Iterator[None]:
-        """Change the operands, and restore them at the end."""
+        """Change the operands, and restore them on exit."""
         if self.change is None:
             yield
             return
@@ -75,9 +75,9 @@ class Verifier:
     """Checks launchers of one shape against the reference on several sets of operands.
 
     Attributes:
-        op, shape: the problem.
-        operand_sets: two or more operand tuples; their weights differ.
-        err_ratio: largest share of elements outside the op's tolerance.
+        op, shape: the op and the shape.
+        operand_sets: two or more operand tuples with different weights.
+        err_ratio: largest fraction of elements outside the op's tolerance.
     """
 
     op: Op
@@ -89,7 +89,7 @@ class Verifier:
     _sums: dict[tuple[Solution, str], tuple[Any, ...]] = attrs.field(factory=dict, init=False)
 
     def prepare(self) -> None:
-        """Compute the references, which take longer than a kernel."""
+        """Compute the references ahead, since they take longer than a kernel."""
         for variant in (*self._checked, self.variant(-1)):
             self.expected(variant)
 
@@ -98,25 +98,25 @@ class Verifier:
         return self.variant(0), self.variant(1), self.variant(0, renewed=True)
 
     def variant(self, index: int, *, renewed: bool = False) -> Variant:
-        """Return an operand set, unchanged or with renewed activations."""
+        """Return the variant of an operand set, with its own or new activations."""
         index %= len(self.operand_sets)
         what = f"with the operands of set {index}" + (", renewed" if renewed else "")
         return Variant(what, self.shape, self.operand_sets[index], self._renew if renewed else None)
 
     def renewed(self) -> tuple[Any, ...]:
-        """Return other operands of the same kind."""
+        """Return new operands, drawn with another seed."""
         if not self._renewed:
             self._renewed.append(self.op.make_inputs(self.shape, self.operand_sets[0][0].device, 11))
         return self._renewed[0]
 
     def _renew(self, operands: tuple[Any, ...]) -> None:
-        """Give activations other contents, which shows a memoised result."""
+        """Overwrite the activations, to detect memoised results."""
         for position, (operand, other) in enumerate(zip(operands, self.renewed(), strict=False)):
             if position not in self.op.weights and operand is not None:
                 overwrite(operand, other)
 
     def expected(self, variant: Variant) -> torch.Tensor:
-        """Return the reference of a variant, computed once."""
+        """Return the cached reference of a variant."""
         if variant.expected is not None:
             return variant.expected
         if variant.what not in self._references:
@@ -125,11 +125,11 @@ class Verifier:
         return self._references[variant.what]
 
     def check_first(self, solution: Solution, launcher: Launcher) -> Timing:
-        """Verify one call on one set of operands: a wrong solution need not be timed."""
+        """Verify one call on one operand set."""
         return self.verify(solution, launcher.call, self.variant(0))
 
     def check(self, solution: Solution, launcher: Launcher) -> Timing:
-        """Verify on two sets of operands, new activations at old addresses, and repeated calls.
+        """Verify on two operand sets, with activations changed in place, and repeatedly.
 
         Returns:
             A Timing without a time, with status ``ok``, ``wrong``, ``leaks``, or that of the
@@ -145,13 +145,12 @@ class Verifier:
         return attrs.evolve(worse_of(worst, again), deterministic=again.deterministic) if again.status == "ok" else again
 
     def check_again(self, solution: Solution, launcher: Launcher, *, graphed: bool) -> Timing:
-        """Verify after many calls: a kernel may leave a state that makes later calls wrong.
+        """Verify after many calls, since a kernel may leave state that breaks later ones.
 
         Args:
             solution: the solution.
             launcher: its launcher.
-            graphed: also replay a graph twice, which shows a counter that only a host launch
-                clears.
+            graphed: also replay a graph twice, to detect counters that only host code resets.
         """
         timing = self.verify(solution, launcher.call, self.variant(-1))
         if timing.status == "ok" and graphed and self.operand_sets[0][0].is_cuda:
@@ -162,13 +161,13 @@ class Verifier:
         return timing if timing.status == "ok" else attrs.evolve(timing, detail=f"right {when}: {timing.detail}"[:500])
 
     def judge(self, solution: Solution, out: torch.Tensor, variant: Variant, when: str = "after timed calls") -> None:
-        """Check an output of many calls; bits that were right before are not compared again.
+        """Check an output of timed calls, quickly if its bits were verified before.
 
         Args:
-            solution: what was called.
+            solution: the solution.
             out: its output.
             variant: the call, without a change.
-            when: words that follow "wrong" in the message.
+            when: words after "wrong" in the message.
 
         Raises:
             WrongOutput: the output is wrong.
@@ -182,7 +181,7 @@ class Verifier:
         self._sums[key] = bits
 
     def _verify_replays(self, solution: Solution, launcher: Launcher, indices: Sequence[int]) -> Timing:
-        """Verify a captured call of each of these operand sets after its second replay."""
+        """Verify the second replay of a captured call on each of these operand sets."""
         timing = Timing(self.shape, solution, "ok")
         try:
             torch.cuda.synchronize()
@@ -201,10 +200,10 @@ class Verifier:
         return timing
 
     def batch_invariant(self, bind: Callable[[Shape], Launcher | Unsupported]) -> str:
-        """Return why the bits of rows depend on M, "" if they do not.
+        """Return how the bits of rows depend on M; "" if they do not.
 
         Args:
-            bind: returns the solution's launcher at another M.
+            bind: binds the solution at another M.
         """
         sizes = sorted({*INVARIANT_M, self.shape.m})
         largest = attrs.evolve(self.shape, m=sizes[-1])
@@ -238,12 +237,12 @@ class Verifier:
         tolerance = self.op.tolerance(self.shape)
         exact = self.expected(variant)
         rows, exact_rows = out.reshape(-1, out.shape[-1]), exact.reshape(-1, exact.shape[-1])
-        narrow = out.element_size() == 1  # fp8, in which torch does not look for NaN, and infinity may be the largest value
+        narrow = out.element_size() == 1  # fp8: torch cannot test it for NaN, and infinity may saturate
         rows = rows.float() if narrow else rows
         if variant.spoiled:
             whole = exact_rows.isfinite().all(dim=-1)
             same = narrow or torch.equal(rows[~whole].isfinite(), exact_rows[~whole].isfinite())
-            if not same or not rows[exact_rows.isnan()].isnan().all():  # sums in parts make NaN of infinity
+            if not same or not rows[exact_rows.isnan()].isnan().all():  # partial sums may turn infinity into NaN
                 return Timing(self.shape, solution, "wrong", err_ratio=1.0, detail="it hides NaN or infinity of its operands")
             rows, exact_rows = rows[whole], exact_rows[whole]
         if variant.by_row:
@@ -257,14 +256,12 @@ class Verifier:
             return Timing(self.shape, solution, "wrong", err_ratio=ratio, row_error=min(row, 1e30), detail=detail)
         if (
             tolerance.row_error >= 1 and exact_rows.any() and not (out.any() if out.element_size() > 1 else raw(out).any())
-        ):  # within these bounds, zeros are right
+        ):  # within these bounds, zeros would pass
             return Timing(self.shape, solution, "wrong", err_ratio=1.0, detail="it returned zeros alone")
         return Timing(self.shape, solution, "ok", err_ratio=ratio, row_error=row)
 
     def _run(self, call: Callable[..., Any], operands: tuple[Any, ...]) -> tuple[Any, str]:
-        """Return the output and the fault of a call apart from its numbers; restore changed
-        operands.
-        """
+        """Return the output and any fault other than wrong values; restore changed operands."""
         present = [operand for operand in operands if operand is not None]
         before = [duplicate(operand) for operand in present]
         with Poisoned() as poisoned, torch.no_grad():
@@ -279,14 +276,14 @@ class Verifier:
         return out, "it changed its operands" if changed else self._shape_fault(out, operands)
 
     def memory_fault(self, launcher: Launcher, count: int, operands: tuple[Any, ...] | None = None) -> str:
-        """Return how outputs depend on each other or on operands, "" if they do not.
+        """Return how outputs share memory with each other or with operands; "" if they do not.
 
-        An output must be new memory that nothing else uses, and that ends with it.
+        An output must be new memory that nothing else uses, and that is freed with it.
 
         Args:
             launcher: the launcher.
-            count: outputs that are alive at the same time.
-            operands: those of every call; None for two of the sets in turn.
+            count: number of outputs kept alive.
+            operands: the operands of every call; None to alternate between two sets.
         """
         outs: list[torch.Tensor] = []
         contents: list[tuple[Any, ...]] = []
@@ -310,11 +307,11 @@ class Verifier:
         return "" if all(each.expired() for each in references) else "it keeps the memory of an output that it had returned"
 
     def _verify_repeats(self, solution: Solution, launcher: Launcher) -> Timing:
-        """Verify consecutive calls on the same operands, compare their bits, and look for leaks."""
+        """Verify consecutive calls on the same operands, compare bits, and check for leaks."""
         operands = self.operand_sets[0]
         first, deterministic = None, True
         traces: list[Traced] = []
-        held: list[int] = []  # bytes that all calls so far keep
+        held: list[int] = []  # bytes kept alive after each call
         worst = Timing(self.shape, solution, "ok")
         try:
             if fault := self.memory_fault(launcher, 2):
@@ -335,8 +332,7 @@ class Verifier:
             return failed(self.shape, solution, error)
         if worst.status != "ok":
             return attrs.evolve(worst, detail=f"right at first, wrong later: {worst.detail}")
-        # A cache that fills at the first calls does not leak, nor does a buffer that each call
-        # replaces. A leak grows at every call.
+        # Caches filled at first and replaced buffers are no leaks; a leak grows at every call.
         grown = min(later - earlier for earlier, later in itertools.pairwise(held))
         if grown >= max(size // 2, 1):
             return Timing(self.shape, solution, "leaks", detail=f"every call keeps {grown} bytes")
@@ -358,7 +354,7 @@ def rows_of(out: torch.Tensor, m: int) -> torch.Tensor:
 
 
 def worse_of(first: Timing, second: Timing) -> Timing:
-    """Return the second Timing if it failed, else the first with the larger errors of both."""
+    """Return the second Timing if it failed, else the first with the larger errors."""
     if second.status != "ok":
         return second
     err_ratio, row_error = max(first.err_ratio, second.err_ratio), max(first.row_error, second.row_error)

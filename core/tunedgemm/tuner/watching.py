@@ -1,6 +1,6 @@
-"""Watch the calls of a launcher: what they allocate, which operations run, what they swallow.
+"""Watch the calls of a launcher: allocations, torch operations, swallowed exceptions.
 
-Everything that a launcher does through torch's dispatcher is seen, from C++, too.
+Everything that passes torch's dispatcher is seen, also from C++.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tunedgemm.backends.launcher import Launcher
 
-_GUARD = 512  # bytes before and after each allocation; a multiple of every alignment that kernels ask for
+_GUARD = 512  # bytes before and after each allocation; a multiple of every alignment that kernels need
 _CANARY = 0xA5
 _aten = torch.ops.aten
 _ALLOCATIONS = (
@@ -30,15 +30,15 @@ _ALLOCATIONS = (
 
 @classmethod  # type: ignore[misc]
 def never_compiled(cls: type) -> bool:
-    """Return False, lest torch wrap each mode for its compiler, whose import takes a second."""
+    """Return False, so that torch does not import its compiler, which takes a second."""
     del cls
     return False
 
 
 class Poisoned(TorchDispatchMode):
-    """Makes every fresh allocation a NaN-filled view between canaries.
+    """Turns each allocation into a NaN-filled view between canaries.
 
-    Types without NaN get bytes 0xFF.
+    Dtypes without NaN are filled with bytes 0xFF.
     """
 
     _should_skip_dynamo = never_compiled
@@ -60,12 +60,12 @@ class Poisoned(TorchDispatchMode):
         return typed.as_strided(fresh.size(), fresh.stride(), _GUARD // fresh.element_size())
 
     def overwritten(self) -> bool:
-        """Return whether a canary was overwritten."""
+        """Check whether a canary was overwritten."""
         return any(bool((end != _CANARY).any()) for buffer in self._buffers for end in (buffer[:_GUARD], buffer[-_GUARD:]))
 
 
 class Traced(TorchDispatchMode):
-    """Records the storages that operations make, to count those that stay alive."""
+    """Records the storages that operations allocate, to find those that stay alive."""
 
     _should_skip_dynamo = never_compiled
 
@@ -82,27 +82,27 @@ class Traced(TorchDispatchMode):
         return results
 
     def made(self, tensor: torch.Tensor) -> bool:
-        """Return whether an operation made the storage of a tensor, by torch's allocator.
+        """Check that an operation allocated a tensor's storage, by torch's allocator.
 
-        Torch resizes no storage of memory that others own: `from_blob`, numpy, a slice.
+        Storages of foreign memory (`from_blob`, numpy) are not resizable.
         """
         storage = tensor.untyped_storage()
         return storage._cdata in self._allocated and storage.resizable()
 
     def held(self) -> int:
-        """Return the bytes of the storages that are still alive."""
+        """Return the bytes of live storages."""
         return sum(size for reference, size in self._allocated.values() if not reference.expired())
 
 
 def storages_of(values: Sequence[Any]) -> list[torch.UntypedStorage]:
-    """Return the storages of the tensors among some values, and those that are values themselves."""
+    """Return the storages of tensors, and storages, among values."""
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     of_tensors = [tensor.untyped_storage() for tensor in tensors if tensor.layout is torch.strided and not tensor.is_meta]
     return [*of_tensors, *(value for value in values if isinstance(value, torch.UntypedStorage))]
 
 
 class Dispatched(TorchDispatchMode):
-    """Records the operations that torch dispatches, without allocations and views."""
+    """Records dispatched operations, except allocations and views."""
 
     _should_skip_dynamo = never_compiled
 
@@ -118,7 +118,7 @@ class Dispatched(TorchDispatchMode):
 
 
 def dispatched(launcher: Launcher, operands: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Return the operations of one call that torch dispatches, each with its operands' sizes and dtypes."""
+    """Return the torch operations of a call, with the sizes and dtypes of their operands."""
     with Dispatched() as mode, torch.no_grad():
         launcher.call(*operands)
     recorded: list[tuple[Any, ...]] = mode.operations
@@ -127,7 +127,7 @@ def dispatched(launcher: Launcher, operands: tuple[Any, ...]) -> list[tuple[Any,
 
 @contextlib.contextmanager
 def swallowed_exceptions(found: list[str]) -> Iterator[None]:
-    """Add the exceptions that code outside torch and this package raises or catches to a list."""
+    """Collect exceptions raised or caught by code outside torch and this package."""
     own = {"tunedgemm", "torch", *sys.stdlib_module_names}
 
     def trace(frame: Any, event: str, argument: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Worker: the process in which a device's kernels run.
+"""Worker: the child process that runs a device's kernels.
 
-A hang, a fault or a crash costs one request; the process is replaced. Requests run one at a time,
+A hang, fault or crash costs one request, and the process is replaced. Requests run one at a time,
 so the current one is to blame.
 """
 
@@ -25,9 +25,9 @@ from tunedgemm.tuner.trial import DeviceFault, Request
 if TYPE_CHECKING:
     from tunedgemm.tuner.session import Session
 
-#: Makes the session of a worker process.
+#: Factory of the session in a worker process.
 SessionFactory = Callable[[], "Session"]
-#: Seconds between two looks whether the process still starts.
+#: Interval in seconds at which the start of the process is polled.
 _LOOK_S = 1.0
 
 
@@ -50,17 +50,17 @@ class AnyWorker(Protocol):
         """Run a request on the session and return the answer."""
 
     def stop(self) -> None:
-        """End the worker."""
+        """Stop the worker."""
 
 
 class Inline:
-    """A session in this process, for registries and benches that cannot be pickled."""
+    """A session in this process, for registries and benches that are not picklable."""
 
     def __init__(self, make_session: SessionFactory) -> None:
         self._session = make_session()
 
     def __call__(self, request: Request, *, timeout: float = 0.0) -> Any:
-        """Run a request on the session; *timeout* has no effect."""
+        """Run a request; *timeout* has no effect."""
         del timeout
         try:
             return request.run(self._session)
@@ -68,11 +68,11 @@ class Inline:
             raise WorkerDied("fault", str(error)) from error
 
     def stop(self) -> None:
-        """Do nothing: no process was started."""
+        """Do nothing, since no process was started."""
 
 
 class Worker:
-    """A session in a child process, which starts at the first request and again after a loss."""
+    """A session in a child process, started at the first request and after a crash."""
 
     def __init__(self, make_session: SessionFactory) -> None:
         self._make_session = make_session
@@ -82,16 +82,16 @@ class Worker:
         self._lock = threading.Lock()
 
     def __call__(self, request: Request, *, timeout: float = 0.0) -> Any:
-        """Run a request on the session and return the answer.
+        """Run a request in the child process and return its answer.
 
         Args:
-            request: runs in the child process.
-            timeout: seconds that the request may take once it runs; 0 for no limit.
+            request: the request.
+            timeout: time limit in seconds once it runs; 0 for none.
 
         Raises:
-            WorkerDied: the process was lost, or `stop` ended it.
-            NeverBegan: no process begins.
-            Exception: the session raised it.
+            WorkerDied: the process died or was stopped.
+            NeverBegan: no process starts.
+            Exception: raised by the session.
         """
         for _ in range(2):
             try:
@@ -107,7 +107,7 @@ class Worker:
                     self._drop()
                     raise WorkerDied("fault", str(error.error)) from None
                 raise error.error from error.__cause__
-            except RuntimeError:  # the process died idle and broke the pool, which is not this request's fault
+            except RuntimeError:  # the process died while idle, which does not blame this request
                 broken = self._drop()
             else:
                 return answer
@@ -124,7 +124,7 @@ class Worker:
             return self._pool, self._running
 
     def stop(self) -> None:
-        """End the process at once; later requests raise `WorkerDied`."""
+        """Kill the process; later requests raise `WorkerDied`."""
         with self._lock:
             self._stopped = True
             if self._running is not None:
@@ -141,11 +141,11 @@ class Worker:
 
 
 def _result(pool: SpawnedPool, future: Future[Any]) -> Any:
-    """Wait for a result.
+    """Wait for a result, also of a broken pool, which may never report.
 
     Raises:
-        BrokenExecutor: the pool broke; such a pool may never report.
-        Exception: as the future's.
+        BrokenExecutor: the pool broke.
+        Exception: raised by the task.
     """
     while True:
         try:
@@ -162,9 +162,9 @@ _make_session: SessionFactory | None = None
 
 
 def _begin(make_session: SessionFactory) -> None:
-    """Keep the factory of the session; runs first in the child.
+    """Initialise the child with the factory of the session.
 
-    A copy of the child, which a kernel may fork at every call, ends at once.
+    Forks of the child, such as a kernel's, exit at once.
     """
     global _make_session
     _make_session = make_session
@@ -174,8 +174,8 @@ def _begin(make_session: SessionFactory) -> None:
 def _run(request: Request) -> tuple[bytes, str, str]:
     """Run a request in the child.
 
-    The parent's caller alone unpickles the answer. A type that only the child knows would break the
-    pool, and an exception kept by the pool would keep the tensors of its frames.
+    The answer is pickled here and unpickled by the caller: a type known only to the child would
+    break the pool, and an exception kept by the pool would keep the tensors of its frames.
 
     Returns:
         The pickled answer or exception; the exception as text; its traceback.
@@ -193,7 +193,7 @@ def _run(request: Request) -> tuple[bytes, str, str]:
 def _pickle_error(error: BaseException) -> bytes:
     try:
         return pickle.dumps(error)
-    except Exception:  # its text stands for it
+    except Exception:  # the text replaces it
         return pickle.dumps(None)
 
 
@@ -206,14 +206,14 @@ class _Raised(Exception):
 
 
 def _unpack(pickled: bytes, raised: str, trace: str) -> Any:
-    """Return the answer that `_run` pickled.
+    """Unpickle the answer of `_run`.
 
     Raises:
-        _Raised: the session raised; a RuntimeError stands for an exception that cannot be rebuilt.
+        _Raised: the session raised; a RuntimeError replaces an exception that cannot be unpickled.
     """
     try:
         answer = pickle.loads(pickled)
-    except Exception as error:  # its type may not exist here, or its arguments may not rebuild it
+    except Exception as error:  # its type or arguments may not be unpicklable here
         answer, raised = None, raised or f"the answer cannot be read: {type(error).__name__}: {error}"
     if not raised:
         return answer

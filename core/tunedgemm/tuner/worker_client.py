@@ -1,7 +1,7 @@
 """Worker client: requests to the worker of one device, with deadlines, blame and replacement.
 
-A worker that dies is replaced before the next request. If it died timing several solutions, each is
-timed alone; an unreproduced crash blames no solution.
+A dead worker is replaced before the next request. If it died while timing several solutions, each
+is timed alone; an unreproduced crash blames no solution.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from tunedgemm.tuner.roofline import patience_s
 from tunedgemm.tuner.trial import Options, Place, Request, Samples, failed
 from tunedgemm.tuner.worker import AnyWorker, WorkerDied
 
-#: Calls of a verification: on several operands, and repeated; its comparisons are about as slow.
+#: Time of a verification in calls: on several operands, repeated, with comparisons.
 _CHECK_CALLS = 64
-#: Most solutions that are checked in one request. A request takes 0.5 ms, and a check a few.
+#: Most solutions checked in one request; a request costs 0.5 ms, a check a few.
 _BATCH = 16
-#: Seconds of a sample's overhead, and of a solution's first use: a capture, a first launch.
+#: Allowed overhead in seconds of a sample, and of a solution's first use (capture, first launch).
 _SAMPLE_S, _FIRST_USE_S = 0.05, 1.0
 
 
 class DeviceLost(Exception):
-    """The device or its node stopped working; the current shape is not done."""
+    """The device or its node stopped working, so the current shape is unfinished."""
 
 
 class BudgetSpent(DeviceLost):
-    """The time for the current shape has passed; its device has no more requests to run."""
+    """The time for the current shape is over, so no more requests run."""
 
 
 @attrs.define(eq=False)
@@ -46,9 +46,9 @@ class WorkerClient:
 
     Attributes:
         op: the op to tune.
-        options: deadlines are read from here.
-        worker: has the session.
-        deadline: `time.monotonic` at which a request is ended, and after which none begins.
+        options: the options, which give the timeouts.
+        worker: runs the session.
+        deadline: `time.monotonic` at which a request is aborted, and after which none starts.
     """
 
     op: Op
@@ -59,7 +59,7 @@ class WorkerClient:
     _is_new: bool = attrs.field(default=True, init=False)
 
     def begin(self) -> Place:
-        """Start the worker with a request that blames no solution for a lost device.
+        """Start the worker, so that a failure of the device blames no solution.
 
         Raises:
             DeviceLost: the device does not exist, or its worker dies at once.
@@ -81,11 +81,11 @@ class WorkerClient:
         """Call a method of the session and return its answer.
 
         Args:
-            method, arguments: as of `Request`.
-            timeout: seconds, 0 for no limit; by default those of compiling and binding.
+            method, arguments: as in `Request`.
+            timeout: time limit in seconds, 0 for none; by default that of compiling and binding.
 
         Raises:
-            WorkerDied: this request ended the worker; the next one gets a new worker.
+            WorkerDied: the worker died in this request; the next one gets a new worker.
             DeviceLost: no worker can be started on the device.
             BudgetSpent: the deadline has passed.
         """
@@ -104,14 +104,14 @@ class WorkerClient:
             raise
 
     def open(self, shape: Shape) -> None:
-        """Make the operands of a shape; retry if the worker dies, because no solution is to blame."""
+        """Make the operands of a shape; retry once if the worker dies."""
         with contextlib.suppress(WorkerDied):
             self.ask("open", shape)
             return
         self.ask("open", shape)
 
     def bind(self, shape: Shape, solution: Solution) -> Timing | None:
-        """Bind a solution under the deadline of compilations; return a Timing if that fails."""
+        """Bind a solution within the time limit of compilations; return a Timing if that fails."""
         try:
             refusal: Timing | None = self.ask("bind", shape, solution)
         except WorkerDied as error:
@@ -124,14 +124,14 @@ class WorkerClient:
         return refusal
 
     def check_all(self, check: str, shape: Shape, solutions: Sequence[Solution], until: float = math.inf) -> Iterator[Timing]:
-        """Check several solutions; yield the result of each, in order.
+        """Check solutions in batches; yield the results in order.
 
-        They travel in batches. If one ends the worker, each solution of its batch is checked alone.
+        If the worker dies, each solution of the batch is checked alone.
 
         Args:
-            check: the session's method.
-            shape, solutions: what is checked.
-            until: `time.monotonic` after which no batch but the first begins.
+            check: name of the session's method.
+            shape, solutions: the shape and the solutions.
+            until: `time.monotonic` after which no batch but the first starts.
         """
         for start in range(0, len(solutions), _BATCH):
             if start and time.monotonic() >= until:
@@ -149,12 +149,12 @@ class WorkerClient:
             yield from filter(None, checked)
 
     def check(self, check: str, shape: Shape, solution: Solution) -> Timing:
-        """Bind a solution, then verify it by a method of the session, under the deadline of kernels."""
+        """Bind and verify a solution by a method of the session, within the kernel timeout."""
         timing: Timing = self._alone(shape, solution, _CHECK_CALLS, check, solution)
         return timing
 
     def _alone(self, shape: Shape, solution: Solution, calls: int, method: str, *arguments: Any) -> Any:
-        """Return the session's answer about one solution, or the Timing of its failure; bind it first."""
+        """Bind a solution and return the session's answer about it, or the Timing of its failure."""
         try:
             return self.bind(shape, solution) or self.ask(method, shape, *arguments, timeout=self.allowance(shape, calls))
         except DeviceLost:
@@ -176,7 +176,7 @@ class WorkerClient:
         return samples
 
     def _sample_one_by_one(self, shape: Shape, solutions: Sequence[Solution], rounds: int) -> dict[Solution, Samples | Timing]:
-        """Take the same rounds with a request for each sample, so that a crash blames one solution."""
+        """Take the same rounds with one request per sample, so that a crash blames one solution."""
         samples: dict[Solution, Samples] = {}
         lost: dict[Solution, Timing] = {}
         for _ in range(rounds):
@@ -192,7 +192,7 @@ class WorkerClient:
         return {**{solution: answer for solution, answer in samples.items() if solution not in lost}, **lost}
 
     def allowance(self, shape: Shape, samples: int, solutions: int = 1) -> float:
-        """Return the seconds after which so many samples count as hung; 0 for no limit."""
+        """Return the timeout in seconds for a number of samples; 0 for none."""
         kernel_timeout = self.options.kernel_timeout
         slow = _SAMPLE_S + patience_s(self.op, shape, self.place.device)
         return kernel_timeout + solutions * (_FIRST_USE_S + samples * slow) if kernel_timeout else 0.0

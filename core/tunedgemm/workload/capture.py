@@ -1,7 +1,7 @@
-"""Capture: record every shape that a workload calls, tuned or not, with call counts; torch-free.
+"""Capture: record every shape that a workload calls, with call counts. Torch-free.
 
-A shape's row is on disk as soon as the shape is first called. A killed process loses seconds of
-counts, never a shape.
+A shape is written to disk at its first call, so a killed process loses seconds of counts but no
+shape.
 """
 
 from __future__ import annotations
@@ -31,34 +31,33 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tunedgemm")
 
-#: Longest wait for other writers, in seconds, while a model waits. The next flush writes the rest.
+#: Lock timeout in seconds while a model waits; the next flush writes the rest.
 _PATIENCE = 2.0
 
-#: The same at the end of a process, after which no flush follows; for all its captures together.
+#: Shutdown grace period in seconds for the final flush of all captures.
 _LAST_PATIENCE = 20.0
 
-#: Seconds from the last write of a process to its last look at the file that it replaced: whoever
-#: opened that file to append a line has written it by then.
+#: Seconds after the last write until the replaced file is checked for late lines of other writers.
 _LATE = 0.02
 
-#: Seconds between two checks whether another thread has written a shape meanwhile.
+#: Poll interval in seconds while another thread may write the shape.
 _LOOK = 0.01
 
-#: Seconds between two flushes while a process lives, and the share of one core that they may use.
+#: Flush interval in seconds, and largest fraction of a core that flushing may use.
 _INTERVAL, _SHARE = 10.0, 0.01
 
 _captures: weakref.WeakSet[Capture] = weakref.WeakSet()
 
 
 class Capture:
-    """The shapes that one process calls, merged into an untuned CSV that others may write, too.
+    """Captured shapes of this process, merged into an untuned CSV shared with other processes.
 
-    Thread-safe. A forked child counts from zero: its parent writes what it had counted.
+    Thread-safe. A forked child counts from zero, since its parent writes the earlier counts.
 
     Attributes:
         op: the op of the shapes.
-        path: the untuned CSV: the op's key columns; ``count``, the eager calls of all processes so
-            far; and ``graph``, the calls recorded into graphs.
+        path: the untuned CSV: the op's key columns, ``count`` (eager calls of all processes) and
+            ``graph`` (calls recorded into graphs).
     """
 
     def __init__(self, op: Op, path: Path | None = None) -> None:
@@ -77,15 +76,15 @@ class Capture:
         multiprocessing.util.register_after_fork(self, _at_exit)
 
     def register(self, shape: Shape, *, recorded: bool = False) -> list[int]:
-        """Register a shape and return its counter: eager calls, and calls recorded into graphs.
+        """Register a shape and return its counter: [eager calls, calls recorded into graphs].
 
-        The caller increments one of the two at each call. A shape that is new in this process gets
-        its row on disk before this returns, with one call at least. Shapes with the same table key
-        share a counter. An empty batch has a counter, too, but no row.
+        The caller increments one of them per call. A new shape is written to disk before this
+        returns, with at least one call. Shapes with equal table keys share a counter. An empty
+        batch is counted but not written.
 
         Args:
             shape: the shape of a call.
-            recorded: whether that call is being recorded.
+            recorded: whether the call is recorded into a graph.
         """
         shape = key_shape(shape)
         counter = self._counters.get(shape)
@@ -97,16 +96,16 @@ class Capture:
                 counter = self._counters.setdefault(shape, [0, 0])
             _keep_writing()
         if shape in self._untried:
-            # After one wait in vain, do not wait for each further shape.
+            # After a timeout, do not wait for further shapes.
             self._write(self._enter, 0.0 if self._complained else _PATIENCE, shape)
             self._untried.discard(shape)  # the next flush writes what failed now
         return counter
 
     def flush(self, patience: float = _PATIENCE) -> None:
-        """Add new counts to the file. A failure is logged once; the next flush tries again.
+        """Add new counts to the file; log a failure once, and retry at the next flush.
 
         Args:
-            patience: longest wait for other writers, in seconds.
+            patience: lock timeout in seconds.
         """
         if self._unwritten():
             self._write(self._add, patience)
@@ -115,11 +114,11 @@ class Capture:
 
     @property
     def has_replaced_file(self) -> bool:
-        """Tell whether others may still append to a file that this process has replaced."""
+        """Check whether others may still append to a file that this process has replaced."""
         return self._file.may_have_late_lines
 
     def _write(self, write: Callable[[float], None], patience: float, shape: Shape | None = None) -> None:
-        """Write under the process's file lock, unless another thread has written this shape; never raises."""
+        """Write under the file lock unless another thread wrote the shape; never raises."""
         end = time.monotonic() + patience
         while not self._writing.acquire(timeout=_LOOK):
             if shape in self._written:
@@ -143,7 +142,7 @@ class Capture:
             _log.warning("shapes are not captured for now: %s", why)
 
     def _enter(self, patience: float) -> None:
-        """Append a line to the file for each shape just called; other threads find theirs written."""
+        """Append lines for all new shapes, also those of other threads."""
         with self._lock:
             fresh = {shape: self._calls(shape) for shape in self._untried if shape not in self._written}
             self._untried.clear()
@@ -164,7 +163,7 @@ class Capture:
             self._written[shape] = before[0] + count, before[1] + graph
 
     def _unwritten(self) -> dict[Shape, Calls]:
-        """Return the calls that the file does not have, by shape."""
+        """Return the calls missing in the file, by shape."""
         unwritten: dict[Shape, Calls] = {}
         for shape in list(self._counters):
             count, graph = self._calls(shape)
@@ -175,12 +174,12 @@ class Capture:
         return unwritten
 
     def _calls(self, shape: Shape) -> Calls:
-        """Return the calls of a shape so far, including the one that its caller is about to count."""
+        """Return the calls of a shape, including a first one that is not counted yet."""
         count, graph = self._counters[shape]
         return (count, graph) if count or graph else self._first.get(shape, (0, 0))
 
     def _restart(self) -> None:
-        """Reset a forked child: leave the counts so far to the parent."""
+        """Reset a forked child, whose earlier counts the parent writes."""
         self._written = {shape: (counter[0], counter[1]) for shape, counter in self._counters.items()}
         self._first.clear()
         self._untried.clear()
@@ -198,10 +197,7 @@ def recorder(op: Op) -> Capture:
 
 
 def _at_exit(capture: Capture) -> None:
-    """Flush when this process ends.
-
-    Children of multiprocessing end without `atexit` and drop what their parent registered.
-    """
+    """Flush when this process ends, also as a multiprocessing child, which skips `atexit`."""
     multiprocessing.util.Finalize(capture, _flush_last, (capture,), exitpriority=0)
 
 
@@ -209,7 +205,7 @@ _ends: dict[int, float] = {}  # process id -> when its exit stops waiting for ot
 
 
 def _flush_last(capture: Capture) -> None:
-    """Flush at the end of this process; a lock that others hold for long delays it once."""
+    """Flush at exit, within the shutdown grace period."""
     end = _ends.setdefault(os.getpid(), time.monotonic() + _LAST_PATIENCE)
     capture.flush(max(0.0, end - time.monotonic()))
     if capture.has_replaced_file:
@@ -218,14 +214,14 @@ def _flush_last(capture: Capture) -> None:
 
 
 class _Keeper(threading.Thread):
-    """Writes counts while the process lives, as workers of serving engines are often killed."""
+    """Thread that flushes counts regularly, since workers of engines are often killed."""
 
     def __init__(self) -> None:
         super().__init__(name="tunedgemm-capture", daemon=True)
         self.over = threading.Event()
 
     def run(self) -> None:
-        """Flush every few seconds, less often where a flush is expensive."""
+        """Flush at the interval, less often if flushes are slow."""
         pause = _INTERVAL
         while not self.over.wait(pause):
             start = time.thread_time()
@@ -238,7 +234,7 @@ _keepers: dict[int, _Keeper] = {}  # by process id
 
 
 def _keep_writing() -> None:
-    """Start the thread that writes counts, unless this process has one."""
+    """Start the flushing thread of this process."""
     if os.getpid() in _keepers:
         return
     keeper = _Keeper()

@@ -1,7 +1,6 @@
-"""The file of captured shapes: an untuned CSV that others may write, too; torch-free.
+"""The file of captured shapes: an untuned CSV shared with other processes. Torch-free.
 
-A new shape is one line appended to the file; calls are added by rewriting it. Both happen under
-the file's lock.
+New shapes are appended; counts are added by rewriting the file. Both happen under the file's lock.
 """
 
 from __future__ import annotations
@@ -28,24 +27,22 @@ if TYPE_CHECKING:
 #: Eager calls of a shape, and calls recorded into graphs.
 Calls = tuple[int, int]
 
-#: Marks a line that was cut off when its writer or the machine died; readers report the line for
-#: it.
+#: Mark of a truncated line, which readers then report.
 CUT_OFF = "cut off"
 
-#: Bytes at the start of a file, and before the offset read so far, that reveal an edit in place.
+#: Bytes at the start of a file and before the current offset, compared to detect edits in place.
 _START, _LAST = 64, 256
 
-#: Most digits of a count that is understood without parsing its line.
+#: Most digits of a count that is read without parsing its line.
 _DIGITS = 15
 
-#: Seconds between two attempts to lock the file: appending a line takes a fraction of a
-#: millisecond.
+#: Poll interval in seconds of the file lock; appending a line takes a fraction of a millisecond.
 _POLL = 0.005
 
 
 @attrs.frozen
 class _Read:
-    """How far a file was read: its identity, offset and header, and bytes that reveal an edit in place."""
+    """How far a file was read: identity, offset, header, and bytes to detect edits in place."""
 
     inode: tuple[int, int]
     offset: int
@@ -54,12 +51,11 @@ class _Read:
 
 
 class CaptureFile:
-    """An untuned file as one process sees it. Not thread-safe: its owner serialises the calls.
+    """A process's view of an untuned file; not thread-safe.
 
     Attributes:
         op: the op of the shapes.
-        path: the untuned CSV: the op's key columns, ``count`` and ``graph``, and any other columns
-            that people added.
+        path: the untuned CSV: the op's key columns, ``count``, ``graph``, and any other columns.
     """
 
     def __init__(self, op: Op, path: Path) -> None:
@@ -76,16 +72,15 @@ class CaptureFile:
         self._shapes: set[Shape] = set()
 
     def enter(self, rows: Mapping[Shape, Calls], patience: float) -> set[Shape] | None:
-        """Append a line for each shape that has none, in one write.
+        """Append a line for each new shape, in one write.
 
         Args:
-            rows: the shapes, each with the calls that its line reports.
-            patience: longest wait for other processes' writing, in seconds.
+            rows: the shapes with their calls.
+            patience: lock timeout in seconds.
 
         Returns:
-            The shapes whose line this wrote. None where nothing can be appended and the file has to
-            be
-            rewritten: it does not exist, lacks a column, or ends in the middle of a line.
+            The appended shapes; None if the file must be rewritten, because it is missing, lacks a
+            column or ends in the middle of a line.
 
         Raises:
             TableError: the file cannot be read or written; it is unchanged.
@@ -115,7 +110,7 @@ class CaptureFile:
         return set(fresh)
 
     def add(self, rows: Mapping[Shape, Calls], patience: float) -> None:
-        """Add calls to the lines of shapes, and lines for new shapes; all other lines stay.
+        """Add calls to the lines of shapes, and append new shapes; keep all other lines.
 
         Args:
             rows, patience: as in `enter`.
@@ -145,11 +140,11 @@ class CaptureFile:
 
     @property
     def may_have_late_lines(self) -> bool:
-        """Tell whether others may still write to a file that `add` has replaced."""
+        """Check whether others may still write to a file that `add` has replaced."""
         return self._replaced is not None
 
     def move_late_lines(self, patience: float) -> None:
-        """Append to the file what others, who hold no lock, appended to its predecessor meanwhile.
+        """Append lines that others, without the lock, appended to the replaced file.
 
         Raises:
             TableError: the file cannot be written.
@@ -210,7 +205,7 @@ class CaptureFile:
         return True
 
     def _end_last_line(self, text: str) -> str:
-        """Return the file's content with its last line ended; one that is cut off is marked as not a shape."""
+        """Return the content with its last line ended; mark a truncated one."""
         if not _has_content(text):
             return ""
         if text.endswith(("\n", "\r")):
@@ -227,7 +222,7 @@ class CaptureFile:
         return text[: len(text) - len(last)] + sheet.text()[len(head) :]
 
     def _catch_up(self, file: BinaryIO) -> _Read | None:
-        """Read what was appended since the last time; None where the file has no header or no last line end."""
+        """Read appended lines; return None if the header or the last line end is missing."""
         status, read = os.fstat(file.fileno()), self._read
         if read is not None and (
             read.inode != (status.st_dev, status.st_ino) or status.st_size < read.offset or read.ends != _ends_of_content(file, read.offset)
@@ -258,10 +253,10 @@ class CaptureFile:
         return record
 
     def _shapes_of(self, lines: Sequence[str], sheet: Sheet) -> list[Shape | None]:
-        """Return the shape of each line below the header, None for one that is not understood.
+        """Return the shape of each line below the header; None for an invalid line.
 
-        Cached by the lines' texts without the counts, if those are plain: the file is read again
-        whenever another process has rewritten it.
+        Cached by the text of a line without its counts, since the file is reread after each
+        rewrite.
         """
         extra = sorted((index for index, name in enumerate(sheet.names) if name in UNTUNED_EXTRA), reverse=True)
         if self._names != sheet.names:

@@ -1,4 +1,4 @@
-"""Turn a user's texts into an op and a shape: columns, sizes and ``name=value``; torch-free."""
+"""Parse ops and shapes from user input: files, sizes and ``name=value``. Torch-free."""
 
 from __future__ import annotations
 
@@ -91,13 +91,12 @@ def shape_of_line(op: Op, path: Path, line: int, gfx: str = "") -> tuple[Shape, 
 
 @attrs.frozen
 class ShapeOverrides:
-    """Overrides for every shape: AITER's ``--indtype``, ``--outdtype`` and ``--all_bias``.
+    """Overrides of all shapes: AITER's ``--indtype``, ``--outdtype`` and ``--all_bias``.
 
     Attributes:
-        indtype: dtype of the activations, "" to keep each shape's.
-        outdtype: dtype of the output; "" follows `indtype` where that is given, with bf16 for 8
-            bits.
-        all_bias: each shape with a bias and without.
+        indtype: dtype of the activations; "" for no change.
+        outdtype: dtype of the output; "" for `indtype` if given, or bf16 if that has 8 bits.
+        all_bias: whether to list each shape with and without a bias.
     """
 
     indtype: str = ""
@@ -106,7 +105,7 @@ class ShapeOverrides:
 
 
 def override_shapes(op: Op, rows: Iterable[Untuned], overrides: ShapeOverrides) -> tuple[Untuned, ...]:
-    """Override shapes, in order; shapes that become equal are merged and their counts added.
+    """Override shapes; merge those that become equal, and add their counts.
 
     Raises:
         UserError: the op has no such column, or cannot have the dtype.
@@ -150,10 +149,10 @@ def _overridden_columns(op: Op, overrides: ShapeOverrides) -> dict[str, str]:
 
 
 def list_paths(names: Iterable[str], target: str) -> dict[str, Path]:
-    """Return where to write the lists of shapes of some ops, by op.
+    """Return the output path of each op's list of shapes.
 
-    In a folder that exists, or whose name ends in ``/``, each gets AITER's name for it. Any other
-    target is the file itself.
+    In an existing folder, or one whose name ends in ``/``, files get AITER's names. Any other
+    target is a file.
 
     Raises:
         UserError: one file for several ops, or it would replace captured shapes or another kind of

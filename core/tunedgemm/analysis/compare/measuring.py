@@ -1,4 +1,4 @@
-"""Verify and time the production op in a worker, shape by shape."""
+"""Verify and time dispatched calls in a worker, shape by shape."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from tunedgemm.tuner.trial import Bench, Options, Place, Samples
 from tunedgemm.tuner.worker import Inline, Worker, WorkerDied
 from tunedgemm.tuner.worker_client import WorkerClient
 
-#: AITER's margin over the error ratio that a row was tuned with.
+#: AITER's allowance over the error ratio at which a row was tuned.
 HEAD_ROOM = 0.05
-#: Fewest rounds, whatever time they take.
+#: Fewest rounds, regardless of time.
 FEWEST_ROUNDS = 15
-#: Rounds in one call of the worker, which set its deadline.
+#: Rounds per request to the worker, which determine its timeout.
 BLOCK = 8
-#: Calls in a verification: several operands, repeated, and references that are about as slow.
+#: Time of a verification in calls: several operands, repeated, and references.
 _CHECKS = 24
 
 
 @attrs.define(eq=False)
 class Measuring:
-    """The production op over several sides, in a worker that is replaced when it dies.
+    """Dispatch over several sides, in a worker that is replaced when it dies.
 
     Attributes:
         sides: the tables to dispatch through.
@@ -60,12 +60,12 @@ class Measuring:
         return self.client.begin()
 
     def served(self, shape: Shape) -> Served:
-        """Check the only side on a shape, and time it if it is right."""
+        """Verify the only side on a shape, and time it if it passes."""
         served = self.checked(shape, self.sides[0])
         return self._time_alone(served, self.sides[0]) if served.ok else served
 
     def change(self, shape: Shape, count: int) -> Change:
-        """Check both sides on a shape; time them in the same rounds if both are right."""
+        """Verify both sides on a shape, and compare their times if both pass."""
         before, after = (self.checked(shape, side) for side in self.sides)
         change = Change(before, after, count=count)
         if before.ok and after.ok and before.solution == after.solution:
@@ -81,7 +81,7 @@ class Measuring:
         return attrs.evolve(change, before=before, after=after, ratio=ratio, noise=max(SEQUENTIAL, math.hypot(before.noise, after.noise)))
 
     def checked(self, shape: Shape, side: Side) -> Served:
-        """Bind and verify the op on a shape, in a separate call of the worker, so that a death blames it."""
+        """Bind and verify the op on a shape, in a separate request, so that a crash blames it."""
         try:
             self.client.ask("open", shape)
             refusal = self.client.ask("bind", shape, side.solution)
@@ -124,13 +124,13 @@ class Measuring:
         return _with_times(served, answer)
 
     def _time_paired(self, change: Change, before: Samples, after: Samples) -> Change:
-        """Add both medians, and the ratio by rounds, in which drift between rounds cancels out."""
+        """Add both medians and the paired ratio, in which drift cancels out."""
         ratio, noise = median_and_noise(tuple(later / earlier for earlier, later in zip(before.us, after.us, strict=True)))
         both = _with_times(change.before, before), _with_times(change.after, after)
         return attrs.evolve(change, before=both[0], after=both[1], ratio=ratio, noise=max(TIE, noise))
 
     def _samples(self, shape: Shape, sides: Sequence[Side]) -> list[Samples | Timing] | str:
-        """Return each side's samples from the same rounds, or the reason why the worker died or raised."""
+        """Return each side's samples from common rounds, or why the worker died or raised."""
         solutions = tuple(side.solution for side in sides)
         options, rounds = self.options, max(self.options.warmup, 1)
         try:
@@ -153,7 +153,7 @@ class Measuring:
         ]
 
     def _fault_after_timing(self, shape: Shape, side: Side) -> str:
-        """Return the fault of a side's timing (a fallback to another solution, wrong outputs), or ""."""
+        """Return a fault after timing (another solution served, wrong output), or ""."""
         again = self.client.ask("check_again", shape, side.solution, timeout=self.client.allowance(shape, _CHECKS))
         choice: Choice = self.client.ask("choice", shape, side.name)
         return choice.failure or ("" if again.status == "ok" else again.detail)

@@ -1,7 +1,6 @@
-"""The production op as a backend of the tuner's session: dispatch over chosen tables.
+"""Dispatch over chosen tables as a backend of the tuner's session.
 
-So it is verified and timed as solutions are, in a process that may die. A call includes the choice
-among tables, heuristics and torch.
+So dispatched calls are verified and timed like solutions, in a process that may crash.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ _log = logging.getLogger("tunedgemm")
 
 @attrs.frozen
 class Side:
-    """The production op over certain tables.
+    """Dispatch over certain tables.
 
     Attributes:
         name: its libtype in the session.
-        only: the only files to read, for the device's rows; none for the configured layers.
-        swap: (file, another): the configured layers, with another in the file's place. If the file
-            is in no layer, another is a layer above them.
+        only: the only files to read; () for the configured layers.
+        swap: (file, replacement) in the configured layers; without *file* in them, the replacement
+            ranks above all.
     """
 
     name: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z]+"))
@@ -55,11 +54,11 @@ class Side:
 
     @property
     def solution(self) -> Solution:
-        """Return the solution that means this side in a session."""
+        """Return the solution that represents this side in a session."""
         return Solution(self.name, "dispatch")
 
     def table(self, op: Op, device: Device) -> Table | None:
-        """Return the table to dispatch through, None for the configured one.
+        """Return the table for dispatch; None for the configured one.
 
         Raises:
             TableError: a file of *only* cannot be read.
@@ -78,7 +77,7 @@ class Side:
 
 
 def rows_for(device: Device, rows: list[Row]) -> list[Row]:
-    """Return the rows that may serve on a device: of its kind, with its name or none, with a time."""
+    """Return the valid rows for a device, with its name or none."""
     return [
         row
         for row in rows
@@ -88,12 +87,12 @@ def rows_for(device: Device, rows: list[Row]) -> list[Row]:
 
 @attrs.frozen
 class Choice:
-    """The solution that dispatch chose for a shape, before and after running it.
+    """The choice of dispatch for a shape, before and after running it.
 
     Attributes:
-        first: the choice before anything ran.
-        now: the choice afterwards; it differs if the first one failed.
-        err_ratio: share of wrong elements when the first choice's row was tuned; 0 without a row.
+        first: the choice before the run.
+        now: the choice afterwards, another one if the first failed.
+        err_ratio: error ratio at which the first choice's row was tuned; 0 without a row.
     """
 
     first: Explanation

@@ -1,4 +1,4 @@
-"""The results of comparing, and the rule by which a row of a table is replaced."""
+"""Results of a comparison, and the rule that decides whether a row is replaced."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from tunedgemm.table.csvfile import Problem
 from tunedgemm.table.lookup import Match
 from tunedgemm.table.untuned import Untuned, untuned_text
 
-#: Noise of a ratio whose times come from different rounds: clocks fall under load.
+#: Noise of a ratio of times from different rounds, since clocks fall under load.
 SEQUENTIAL = 0.10
 
 
 @attrs.frozen
 class Served:
-    """The result of the production op on one shape.
+    """The result of dispatch on one shape.
 
     Attributes:
         shape: the shape.
         solution: the solution that dispatch ran; None without a choice.
         status: ``ok``, ``mismatch:err_ratio=…`` or ``error:…``.
-        us: median microseconds of one call; 0 if it was not timed.
-        noise: half width of the median's 95 % interval, relative to it.
-        samples: number of rounds of the median.
-        err_ratio: share of elements outside the op's tolerance.
+        us: median microseconds of one call; 0 if not timed.
+        noise: relative half width of the median's 95 % confidence interval.
+        samples: number of rounds behind the median.
+        err_ratio: fraction of elements outside the op's tolerance.
         origin: source of the choice: ``table``, ``heuristic`` or ``builtin``.
         why: the row's file and line, or the backend of the heuristic.
-        match: the row; None for a choice without a row.
-        detail: more about a status that is not ``ok``.
+        match: the match of the row; None without a row.
+        detail: details of a status other than ``ok``.
     """
 
     shape: Shape
@@ -51,7 +51,7 @@ class Served:
 
     @property
     def ok(self) -> bool:
-        """Return whether it ran and was right."""
+        """Check whether the call ran and passed verification."""
         return self.status == "ok"
 
 
@@ -96,11 +96,10 @@ class Change:
     """One shape before and after tuning.
 
     Attributes:
-        before, after: the production op with the old row, and with the new one.
-        ratio: time after over time before, the median over the common rounds; 0 if either was not
-            timed.
-        noise: half width of the ratio's 95 % interval.
-        count: the workload's calls of the shape.
+        before, after: results with the old and with the new row.
+        ratio: median of time after / time before within rounds; 0 if either was not timed.
+        noise: half width of the ratio's 95 % confidence interval.
+        count: calls of the shape in the workload.
         decision: ``threshold_met``, ``no_baseline`` or ``skip``.
         reason: the reason for the decision.
         updated: whether the table's row was replaced.
@@ -122,7 +121,7 @@ class Change:
 
     @property
     def improvement_pct(self) -> float:
-        """Return AITER's figure: the time saved, in percent of the time before."""
+        """Return the time saved in percent, as in AITER."""
         return (1.0 - self.ratio) * 100.0 if self.ratio else 0.0
 
 
@@ -160,7 +159,7 @@ class Compared:
 
     @property
     def failed(self) -> Sequence[Shape]:
-        """Return the shapes without a tuned solution or a device, and those wrong with their new row."""
+        """Return the shapes that were not tuned, or fail verification with the new row."""
         return [*self.failed_tuning, *self.lost, *(change.shape for change in self.changes if not change.after.ok)]
 
 

@@ -1,10 +1,9 @@
-"""Coverage: the shares of a workload's calls that rows, heuristics and torch serve, and their cost.
+"""Coverage: fractions of a workload's calls served by rows, heuristics and torch, and their cost.
 
-It uses `Dispatcher.explain` with the tables, backends and environment of this process. On a GPU it
-asks about the described device: backends check rows and heuristics by their static limits. Nothing
-is bound or compiled, so thousands of shapes take a second. A row that only binding refuses, because
-its kernel is gone, is found when shapes are measured, and by `tunedgemm explain`. On a CPU, where
-binding costs nothing, all shapes are bound.
+It uses `Dispatcher.explain` with the tables, backends and environment of this process. For GPUs,
+backends check static limits only and bind nothing, so thousands of shapes take a second. A row that
+only `bind` refuses, such as one with a missing kernel, is found by measuring or `tunedgemm
+explain`. On a CPU, where binding is cheap, all shapes are bound.
 """
 
 from __future__ import annotations
@@ -45,18 +44,17 @@ def coverage(
     against: Iterable[str | Path] = (),
     measure: float = 0.0,
 ) -> Coverage:
-    """Find the solutions that serve the captured calls of a workload.
+    """Compute what serves the captured calls of a workload.
 
     Args:
         paths: untuned files of any ops; None for every captured file of the user folder.
         op: the op of all files; by default each file's columns decide.
         device: a device, present or described; None for the present one.
-        replays: number of runs of the graphs, each of which repeats its recorded calls: one number,
-            or one for each M.
-        tables: tuned files above all layers, as with `TunedGemm.load_config`; at most one of an op.
-            Or the word `SHIPPED` for the package's tables alone, as before any tuning.
-        against: tuned files whose rows and trials count as known times of this device.
-        measure: seconds for timing the solutions that run, heaviest first; 0 times nothing.
+        replays: replays of the captured graphs: one number, or one per M.
+        tables: tuned files above all layers, at most one per op; or `SHIPPED` for the shipped
+            tables only, as before any tuning.
+        against: tuned files whose rows and trials give known times on this device.
+        measure: seconds to spend on timing, heaviest calls first; 0 for none.
 
     Raises:
         UserError: a file cannot be used, there are no calls, or arguments contradict each other.

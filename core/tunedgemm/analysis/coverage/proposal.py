@@ -1,4 +1,4 @@
-"""The shapes to tune next: the layers with the longest time without exact rows, and the M to tune."""
+"""Propose shapes to tune next: layers with the most time without exact rows, and their M."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tunedgemm.table.untuned import Untuned, write_untuned
 from tunedgemm.tuner.report import sizes
 from tunedgemm.workload.lists import list_paths
 
-#: An M with at least this share of its layer's calls, or of their lost time, gets an exact row. The
-#: ragged rest shares padded rows.
+#: Fraction of a layer's calls or lost time from which an M gets an exact row; others share padded
+#: rows.
 OWN_SHARE = 0.01
 
 

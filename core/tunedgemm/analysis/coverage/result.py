@@ -116,7 +116,7 @@ class Entry:
 
     @property
     def regret(self) -> float | None:
-        """Return the extra time over the best known solution, as a share of the best time.
+        """Return the extra time over the best known solution, relative to its time.
 
         It is None if either time is unknown. A padded row's time at its larger M replaces an
         unknown time at this M; see `us_from`.

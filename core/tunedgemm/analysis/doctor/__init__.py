@@ -1,7 +1,6 @@
-"""Doctor: everything that a bug report needs, each fault with its remedy.
+"""Doctor: diagnosis of the installation for users and bug reports, with remedies.
 
-A section examines one part of the installation. Whatever a section raises is a fault of that
-section alone.
+Each section examines one part; an exception in a section becomes a fault of it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ __all__ = ["Diagnosis", "Fact", "Fault", "Section", "examined", "fault_of_error"
 
 
 def examined(name: str, examine: Callable[[], Section]) -> Section:
-    """Return a section, or its fault where the examination raises."""
+    """Return a section, or a section with the exception as its fault."""
 
     def guarded() -> Section:
         try:

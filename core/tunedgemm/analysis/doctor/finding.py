@@ -31,13 +31,13 @@ class Fact:
 
 @attrs.frozen
 class Fault:
-    """Something to mend, with its remedy.
+    """A fault with its remedy.
 
     Attributes:
-        thing: what is at fault.
-        fault: the fault, with what was found: ``writable by others (got mode 0777)``.
+        thing: what is faulty.
+        fault: the fault, with the found value: ``writable by others (got mode 0777)``.
         remedy: what to do.
-        harmless: only worth knowing: it does not change the verdict.
+        harmless: whether it is only a note, which does not change the verdict.
     """
 
     thing: str
@@ -66,17 +66,17 @@ class Diagnosis:
 
     @property
     def healthy(self) -> bool:
-        """Return whether nothing is to be mended."""
+        """Check that there are no faults other than harmless ones."""
         return not self.problems
 
     @property
     def problems(self) -> list[tuple[str, Fault]]:
-        """Return what is to be mended, each with the name of its section."""
+        """Return the faults that are not harmless, with the names of their sections."""
         return self._faults(harmless=False)
 
     @property
     def notes(self) -> list[tuple[str, Fault]]:
-        """Return what is worth knowing and changes no verdict."""
+        """Return the harmless faults, with the names of their sections."""
         return self._faults(harmless=True)
 
     def _faults(self, *, harmless: bool) -> list[tuple[str, Fault]]:

@@ -1,7 +1,7 @@
-"""Self-test: every backend on one small shape of each op, in a child process with a deadline.
+"""Self-test: run every backend on one small shape of each op, in a child process with a timeout.
 
-The child checks the result against the op's reference, and times it against torch's own call with
-the weight in the cache. A crash or a hang costs that backend alone.
+The child verifies the result against the op's reference, and compares its time with torch's, with
+the weight in cache. A crash or hang affects that backend only.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _FAULTY = ("wrong", "failed", "leaks", "died")
 
 @attrs.frozen
 class Result:
-    """What one backend did on one op.
+    """Result of one backend on one op.
 
     Attributes:
-        op, libtype, distribution: which.
+        op, libtype, distribution: the op, the backend and its distribution.
         shape, kernel: the shape, and the solution that ran.
         status: ``right``, ``wrong``, ``refused``, or that of the failure.
-        us, torch_us: microseconds of a call and of torch's own; 0 where not measured, or the same.
-        detail: the reason of another status than ``right``.
+        us, torch_us: microseconds of a call and of torch's; 0 if not measured or the same.
+        detail: the reason of a status other than ``right``.
     """
 
     op: str
@@ -82,7 +82,7 @@ class Result:
 
 
 def pairs(registry: Registry, device: Device) -> list[tuple[str, Backend]]:
-    """Return each op with each backend that covers it: every backend's first op before anyone's second."""
+    """Pair ops with their backends, all backends' first ops before second ones."""
     backends = [answer for libtype in registry.libtypes if isinstance(answer := registry.get(libtype), Backend)]
     covered = [[name for name in backend.ops if name in ops() and served_sample(backend, name, device)] for backend in backends]
     turns = [(turn, position, name) for position, names in enumerate(covered) for turn, name in enumerate(names)]
@@ -90,7 +90,7 @@ def pairs(registry: Registry, device: Device) -> list[tuple[str, Backend]]:
 
 
 def examine(op_name: str, backend: Backend, device: Device, torchs: Backend) -> Result:
-    """Run one backend on one op: compare its output with the reference, then time it against torch."""
+    """Run a backend on an op: verify its output, then compare its time with torch's."""
     from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO
     from tunedgemm.tuner.rounds import Workload
     from tunedgemm.tuner.trial import Samples
@@ -133,7 +133,7 @@ def _first_solutions(backend: Backend, shape: Shape, device: Device) -> Iterator
 
 
 def run(registry: Registry, device: Device, sink: IO[str], skipped: Collection[tuple[str, str]] = ()) -> None:
-    """Examine all pairs but those skipped; write a JSON line before and after each."""
+    """Examine all pairs except skipped ones; write a JSON line before and after each."""
     torchs = registry.get(BUILTIN)
     assert isinstance(torchs, Backend)
     for op_name, backend in pairs(registry, device):
@@ -161,7 +161,7 @@ def _write(sink: IO[str], line: dict[str, Any]) -> None:
 
 
 def child() -> None:
-    """Run in the child: results go to its standard output, all that plugins print to standard error."""
+    """Run the self-test in the child, with results on stdout and plugins' output on stderr."""
     skipped = [tuple(pair) for pair in json.loads(sys.argv[-1])]
     with os.fdopen(os.dup(1), "w") as sink:
         os.dup2(2, 1)
@@ -201,7 +201,7 @@ def self_test(seconds: float = SECONDS, skipped: Collection[tuple[str, str]] = (
 
 
 def _run_child(skipped: Collection[tuple[str, str]], seconds: float) -> tuple[list[dict[str, Any]], str]:
-    """Run one child; return its lines, and how it ended by itself, "" if its time was over."""
+    """Run one child; return its lines and how it died, "" after a timeout."""
     path = os.pathsep.join(folder or str(Path.cwd()) for folder in sys.path)
     command = [sys.executable, "-c", "from tunedgemm.analysis.doctor.self_test import child; child()", json.dumps(list(skipped))]
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}

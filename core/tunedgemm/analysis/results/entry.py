@@ -1,4 +1,4 @@
-"""One tuned shape of some files: its trials, its row, its calls, and the figures that follow."""
+"""A tuned shape in result files: its trials, row and calls, and derived figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.tuner.roofline import LAUNCH_US, ceilings_of, floor_us, pace
 from tunedgemm.tuner.select import tie_margin
 
-#: torch's own call, which every gain is relative to.
+#: torch's call, the baseline of all gains.
 BASELINE = f"{BUILTIN}:native"
 #: Statuses of a trial that has a time.
 TIMED = ("ok", "screened")
@@ -23,7 +23,7 @@ UNKNOWN = "unknown"
 
 
 class Trial(NamedTuple):
-    """The last trial of one solution at a shape; *us* is 0 where it was not timed."""
+    """The last trial of a solution at a shape; *us* is 0 if it was not timed."""
 
     libtype: str
     status: str
@@ -35,7 +35,7 @@ class Trial(NamedTuple):
 
 @attrs.frozen
 class Winner:
-    """The chosen solution of a shape; *us* is 0 where its time is unknown."""
+    """The chosen solution of a shape; *us* is 0 if unknown."""
 
     solution: str
     libtype: str
@@ -45,12 +45,12 @@ class Winner:
 
 @attrs.frozen
 class Roof:
-    """What a device can do at most.
+    """Roofline of a device for a shape.
 
     Attributes:
-        pace: its rate of products for the shape's dtypes, relative to bf16.
-        bytes_s, flop_s: bytes and floating-point operations per second.
-        launch_us: microseconds of a launch.
+        pace: peak FLOP/s for the shape's dtypes relative to bf16.
+        bytes_s, flop_s: peak bytes/s and FLOP/s.
+        launch_us: launch overhead in microseconds.
     """
 
     pace: float
@@ -61,19 +61,19 @@ class Roof:
 
 @attrs.define(eq=False)
 class Entry:
-    """What the files say about one shape on one device.
+    """The results for one shape on one device.
 
     Attributes:
         device, op, shape: the key.
         trials: the last trial of each solution.
-        row: the winner that a table names, the lowest time first.
-        outcome: the winner that the log names; None where no solution passed.
+        row: the winner in a table, the fastest if several.
+        outcome: the winner in the log; None if no solution passed.
         ended: whether the log has an outcome.
         reason: why no solution passed.
-        tied: solutions as fast as the outcome within noise, -1 where the log does not say.
-        seconds: the seconds of the search, by activity.
-        calls: calls in the lists of captured shapes, 0 where unknown.
-        layer: names of the layers, "" where unknown.
+        tied: number of solutions that tied with the outcome; -1 if unknown.
+        seconds: seconds of tuning by activity.
+        calls: calls in lists of captured shapes; 0 if unknown.
+        layer: names of the layers; "" if unknown.
     """
 
     device: Device
@@ -122,13 +122,13 @@ class Entry:
 
     @property
     def torch_us(self) -> float:
-        """Return the microseconds of torch's own call, 0 where it was not timed."""
+        """Return the microseconds of torch's call; 0 if it was not timed."""
         trial = self.trials.get(BASELINE)
         return trial.us if trial is not None and trial.status in TIMED else 0.0
 
     @property
     def gain(self) -> float:
-        """Return the winner's speed-up over torch, 0 where one of the times is unknown."""
+        """Return the winner's speed-up over torch; 0 if a time is unknown."""
         winner, torch_us = self.winner, self.torch_us
         if winner is None or not winner.us or not torch_us:
             return 0.0
@@ -136,7 +136,7 @@ class Entry:
 
     @property
     def floor_us(self) -> float:
-        """Return the least microseconds that the device allows, 0 for unknown ceilings."""
+        """Return the roofline lower bound in microseconds; 0 if unknown."""
         return floor_us(self.op, self.shape, self.device)
 
     @property
@@ -150,7 +150,7 @@ class Entry:
 
     @property
     def ties(self) -> int:
-        """Return how many solutions are as fast as the winner within noise."""
+        """Return the number of solutions that tie with the winner."""
         if self.tied >= 0:
             return self.tied
         winner = self.winner

@@ -1,6 +1,6 @@
-"""The built-in backend ``torch``: every route of torch for every op and shape, behind the same hooks.
+"""The built-in backend ``torch``: torch's implementations of every op, as routes.
 
-It ranks last and its route ``native`` never refuses, so it is the final fallback.
+It ranks last, and its route ``native`` supports every shape, so it is the final fallback.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ backend = Backend(
 def torch_launcher(shape: Shape, device: Device) -> Launcher | Unsupported:
     """Bind torch's default call for a shape on a present device, as a placeholder or a baseline.
 
-    Its call takes None for an absent operand, even a trailing one. An op of another distribution
-    has no torch routes. Its launcher computes the op's reference, rounded once, and refuses
-    shuffled weights.
+    Its call takes None for absent operands, even trailing ones. For a third-party op it computes
+    the op's reference, rounded once, and rejects shuffled weights.
     """
     device = device_of(-1) if device.emulated else device
     launcher = (

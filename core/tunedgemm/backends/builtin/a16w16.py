@@ -1,4 +1,4 @@
-"""Routes of a16w16: floats of 16, 32 or 64 bits, or fp8 with one scale a tensor.
+"""Routes of a16w16: floats of 16, 32 or 64 bits, or fp8 with per-tensor scales.
 
 Launcher operands: x [..., K], weight [N, K], bias [N] or absent, then scale_a, scale_b and scale_c
 of one value or absent.
@@ -142,7 +142,7 @@ def _no_onednn(shape: Shape, device: Device) -> str:
 
 
 def _splitk_bmm(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
-    """Split K in *split* parts: one batched product into float32 partials, then their sum."""
+    """Split K in *split* parts: one batched GEMM into float32 partials, then their sum."""
     import torch
 
     del device
@@ -167,9 +167,9 @@ def _no_splitk(shape: Shape, device: Device) -> str:
 
 
 def _splits(shape: Shape, device: Device) -> tuple[int, ...]:
-    """Return the splits worth a try, with a K of 512 or more per part.
+    """Return the splits of K worth trying, with at least 512 per part.
 
-    Only outputs too small to fill the device have any.
+    There are none for outputs large enough to fill the device.
     """
     del device
     if shape.m * shape.n > 1 << 21:
@@ -178,7 +178,7 @@ def _splits(shape: Shape, device: Device) -> tuple[int, ...]:
 
 
 def _wider(shape: Shape, device: Device) -> Callable[..., Any]:
-    """Compute another output dtype than the input's, without rounding to the narrower one in between."""
+    """Compute another output dtype than the input's, without rounding in between."""
     import torch
 
     n, k, out_dtype = shape.n, shape.k, torch_dtype(shape.outdtype)
@@ -223,7 +223,7 @@ def _no_scaled_mm(shape: Shape, device: Device) -> str:
 
 
 def _float32(shape: Shape, device: Device) -> Callable[..., Any]:
-    """Compute the product of the values in float32, then scale it."""
+    """Multiply in float32, then scale."""
     import torch
 
     del device

@@ -1,4 +1,4 @@
-"""Routes of a8w8 and a8w8_bpreshuffle: int8 or fp8 operands, one scale a tensor or a row.
+"""Routes of a8w8 and a8w8_bpreshuffle: int8 or fp8 operands, per-tensor or row-wise scales.
 
 Launcher operands: x [..., K], weight [N, K], x_scale of M values or one, w_scale of N values or
 one, bias [N] or absent.
@@ -29,11 +29,11 @@ from tunedgemm.shape import Shape
 if TYPE_CHECKING:
     import torch
 
-#: `torch._int_mm` on a GPU needs more rows than this.
+#: M that `torch._int_mm` on a GPU requires to be exceeded.
 INT_ROWS = 16
-#: Rows to pad to for it.
+#: M to which calls are padded for it.
 PADDED_ROWS = 32
-#: Its sums have 32 bits: of this many products of -128 and more they overflow.
+#: K from which its int32 sums may overflow.
 INT_K = 1 << 17
 
 

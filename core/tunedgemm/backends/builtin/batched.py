@@ -1,4 +1,4 @@
-"""Routes of batched_bf16 and batched_a8w8: B products of the same size.
+"""Routes of batched_bf16 and batched_a8w8: B GEMMs of equal size.
 
 Launcher operands: x [B, M, K], weight [B, N, K]. Then batched_a8w8 has x_scale of B x M values and
 w_scale of B x N values; batched_bf16 has bias [B, N] or [B, 1, N], or none.
@@ -29,10 +29,9 @@ from tunedgemm.shape import Shape
 if TYPE_CHECKING:
     import torch
 
-#: Most products worth computing one after the other instead of in one call.
+#: Largest B for a loop of GEMMs.
 _LOOPS = 64
-#: Bytes of both operands of one product from which a launch for each is cheaper than widening them
-#: to bf16.
+#: Bytes of one GEMM's operands from which a launch per GEMM is cheaper than converting to bf16.
 _WIDE = 1 << 21
 
 
@@ -81,7 +80,7 @@ def _no_baddbmm(shape: Shape, device: Device) -> str:
 
 
 def _mm_loop(shape: Shape, device: Device) -> Callable[..., Any]:
-    """Compute one product after the other, each into its part of the output."""
+    """Compute the GEMMs one by one, each into its part of the output."""
     import torch
 
     del device

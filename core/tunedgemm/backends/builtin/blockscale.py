@@ -1,6 +1,6 @@
-"""Routes of a8w8_blockscale and a8w8_blockscale_bpreshuffle: fp8 with scales of blocks.
+"""Routes of a8w8_blockscale and a8w8_blockscale_bpreshuffle: fp8 with block scales.
 
-Activations have one scale for 1x128 values, weights one for 128x128.
+Activations have 1x128 scales, weights 128x128.
 
 Launcher operands: x [..., K], weight [N, K], x_scale [..., ceil(K/128)], w_scale [ceil(N/128),
 ceil(K/128)]. x_scale has any order (`tunedgemm.ops.scale_order`), which its strides show. The
@@ -23,12 +23,11 @@ if TYPE_CHECKING:
     import torch
 
 BLOCK = 128
-#: Most bytes of float32 partial products, of all blocks of K at once.
+#: Most bytes of float32 partial products for all K blocks at once.
 PARTIALS = 1 << 28
-#: Most rows for which the partial products of all blocks are smaller than a dequantised weight.
+#: Largest M for which the partial products are smaller than a dequantised weight.
 _FEW_ROWS = 32
-#: Divisor of K for which the weight's scales have rows of whole fours, so that every torch reads
-#: the right ones.
+#: Divisor of K for which rows of w_scale are multiples of four, which every torch reads correctly.
 _FOURS = 512
 #: `torch._scaled_mm_v2`'s codes for scales of 1x128 and of 128x128.
 _ONE_128, _128_128 = 4, 5

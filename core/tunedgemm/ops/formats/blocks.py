@@ -1,4 +1,4 @@
-"""Take, join and view whole blocks of rows of shuffled weights, which keeps their layout."""
+"""Slice, join and view shuffled weights by whole blocks of rows, which keeps their layout."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tunedgemm.ops.layout import Order, order_of
 
 _aten = torch.ops.aten
 _SPLITS = (_aten.split.Tensor, _aten.split_with_sizes.default)
-#: Operations that take whole matrices of a stack [..., N, K], experts for example.
+#: Operations that select whole matrices of a stack [..., N, K], such as experts.
 _PARTS = (*_SPLITS, _aten.slice.Tensor, _aten.select.int, _aten.unbind.int, _aten.index_select.default)
-#: Operations that give the same memory other dimensions, or another dtype.
+#: Operations that reinterpret the same memory with another shape or dtype.
 _VIEWS = (
     _aten.view.default, _aten._unsafe_view.default, _aten.view.dtype, _aten.unsqueeze.default,
     _aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims,
@@ -22,7 +22,7 @@ _STACK, _CAT = _aten.stack.default, _aten.cat.default
 
 
 def rearranged(layout: str, weight: torch.Tensor, func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Run an operation of torch that keeps a layout.
+    """Run a torch operation that keeps a layout.
 
     Args:
         layout: its name in `Shape.layout`.
@@ -31,10 +31,10 @@ def rearranged(layout: str, weight: torch.Tensor, func: Any, args: list[Any], kw
         args, kwargs: its arguments, with plain tensors.
 
     Returns:
-        The plain results, each of the layout; None where the operation would not keep it.
+        The results as plain tensors in the same layout; None if it would not be kept.
 
     Raises:
-        OperandError: a part is none of whole matrices or blocks, or is not contiguous.
+        OperandError: a part cuts a block of rows, or is not contiguous.
     """
     order = order_of(layout)
     if order is None:
@@ -52,9 +52,9 @@ def rearranged(layout: str, weight: torch.Tensor, func: Any, args: list[Any], kw
 
 
 def blocks_as_rows(layout: str, weight: torch.Tensor, func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """Return the plain view of one row a block, [N/16, 16 K], as AITER's Triton products take it.
+    """Return the plain view [N/16, 16 K], one row per block, as AITER's Triton GEMMs take it.
 
-    None for another operation. No plain product can take such a view for a weight [N, K].
+    Returns None for other operations. A plain GEMM cannot mistake such a view for a weight [N, K].
     """
     order = order_of(layout)
     if order is None or not order.rows or func not in _VIEWS:
@@ -70,7 +70,7 @@ def _dimension(args: list[Any], kwargs: dict[str, Any], position: int = 1) -> in
 
 
 def _keeps_rows(order: Order, weight: torch.Tensor, result: torch.Tensor) -> bool:
-    """Check that a view has rows of as many bytes, in as many matrices or in whole blocks."""
+    """Check that a view keeps the bytes per row, and the matrices or whole blocks of rows."""
     if result.dim() < 2 or result.shape[-1] * result.element_size() != weight.shape[-1] * weight.element_size():
         return False
     whole = order.rows > 0 and result.shape[-2] % order.rows == 0
@@ -78,7 +78,7 @@ def _keeps_rows(order: Order, weight: torch.Tensor, result: torch.Tensor) -> boo
 
 
 def _taken(layout: str, order: Order, weight: torch.Tensor, func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Take whole matrices of a stack, or whole blocks of rows."""
+    """Select whole matrices of a stack, or whole blocks of rows."""
     dim = _dimension(args, kwargs, 2 if func in _SPLITS else 1)
     result = func(*args, **kwargs)
     parts = result if isinstance(result, (tuple, list)) else (result,)
@@ -95,6 +95,6 @@ def _taken(layout: str, order: Order, weight: torch.Tensor, func: Any, args: lis
 
 
 def _is_blocks(order: Order, weight: torch.Tensor, part: torch.Tensor) -> bool:
-    """Check that a part along N is whole blocks of adjacent rows."""
+    """Check that a part along N is whole blocks of consecutive rows."""
     first = (part.storage_offset() - weight.storage_offset()) // max(1, weight.shape[-1])
     return order.rows > 0 and part.stride(-2) == weight.stride(-2) and not (part.shape[-2] % order.rows or first % order.rows)

@@ -1,6 +1,6 @@
-"""Quantise to int4 and back: two values in a byte, one scale for 32 elements of a row.
+"""int4 quantisation as in AITER's a16wi4: two values per byte, one bf16 scale per 32 elements of K.
 
-AITER's a16wi4. Its scales [groups of K, rows] have the groups first, in bf16.
+Scales are [K/32, N].
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from tunedgemm.ops.formats.quant import as_rows
 from tunedgemm.ops.formats.shuffle import plain_weight
 
 INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # not in the stubs
-#: Elements of K that share a scale, and the largest magnitude that is used.
+#: Elements of K per scale, and the largest quantised magnitude.
 _GROUP, _LIMIT = 32, 7
-#: AITER's pack: the low halves of its bytes hold the first values, the high halves the others.
+#: Values per pack of AITER: the low nibbles hold the first half, the high nibbles the second.
 _PACK = 8
 
 
 def per_1x32_i4_quant(weight: torch.Tensor, group_size: int = _GROUP) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise a weight to values of -7 to 7; the name and the results are AITER's.
+    """Quantise a weight to -7 to 7; name and results are AITER's.
 
     Args:
         weight: [..., N, K] of a float dtype of 16 bits or more; K a multiple of 32.
@@ -29,7 +29,7 @@ def per_1x32_i4_quant(weight: torch.Tensor, group_size: int = _GROUP) -> tuple[t
         (q [..., N, K] torch.int8, scale [..., K/32, N] torch.bfloat16)
 
     Raises:
-        OperandError: the weight or the size of a group is none of these.
+        OperandError: unsupported dtype, K or group_size.
     """
     as_rows(weight, dims=2)
     k = weight.shape[-1]
@@ -42,13 +42,13 @@ def per_1x32_i4_quant(weight: torch.Tensor, group_size: int = _GROUP) -> tuple[t
 
 
 def pack_int8_to_packed_int4(x_shuf_i8: torch.Tensor) -> torch.Tensor:
-    """Pack shuffled int8 values of -8 to 7 as AITER's function of this name, 8 values into 4 bytes.
+    """Pack shuffled int8 values of -8 to 7 like AITER's function, 8 values into 4 bytes.
 
     Args:
-        x_shuf_i8: plain, or the result of `shuffle_weight`.
+        x_shuf_i8: a plain tensor, or the result of `shuffle_weight`.
 
     Returns:
-        The bytes, flat, as torch.int8.
+        The bytes, flattened, as torch.int8.
     """
     low, high = (plain_weight(x_shuf_i8).contiguous().view(torch.uint8).view(-1, 2, _PACK // 2) & 15).unbind(1)
     return (low | (high << 4)).view(-1).view(torch.int8)
@@ -61,9 +61,9 @@ def unpack_shuffled_int4(packed: torch.Tensor) -> torch.Tensor:
 
 
 def shuffle_scale_for_int4(scale: torch.Tensor, group_size: int = _GROUP) -> torch.Tensor:
-    """Order the scales [E, groups, N] of int4 experts for AITER's kernels.
+    """Reorder the scales [E, groups, N] of int4 experts for AITER's kernels.
 
-    Those in bf16 become [E, groups / 2, N, 2]: two groups of a row are adjacent. Others are
+    bf16 scales become [E, groups / 2, N, 2], with two groups of a row adjacent. Others are
     unchanged.
     """
     if group_size != _GROUP:

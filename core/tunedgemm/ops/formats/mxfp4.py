@@ -1,6 +1,6 @@
-"""Quantise to mxfp4 and back: pure torch on CPU and GPU, without a synchronisation.
+"""mxfp4 quantisation and dequantisation in torch, on CPU and GPU, without synchronisation.
 
-Rounding and the scales of groups without finite values are those of `tunedgemm.ops.formats.quant`.
+Zero and non-finite groups are treated as in `tunedgemm.ops.formats.quant`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from tunedgemm.ops.formats.quant import as_rows, slices, work_dtype
 from tunedgemm.ops.formats.scales import E8M0, as_bytes, shuffle_scale
 
 FP4 = torch.float4_e2m1fn_x2
-#: Elements of K that share a scale in mxfp4, and the largest magnitude of e2m1.
+#: Elements of K per scale in mxfp4, and the largest magnitude of e2m1.
 _MX, _LARGEST = 32, 6.0
-#: AITER's numbers of rounding a scale: the default, and up to the power of two of amax.
+#: AITER's rounding modes of the scale: the default (amax / 6 up), and amax / 4 up.
 ROUND_UP, _CEIL = 1, 3
-#: Number -> what amax is divided by, and what is added to its bits before they are cut: half a step
-#: of e2m1's one bit of fraction.
+#: Rounding mode -> divisor of amax, and the rounding term added to its bits before truncation.
 _MODES = {0: (4.0, 0), ROUND_UP: (_LARGEST, 0), 2: (4.0, 1 << 21), _CEIL: (4.0, 0)}
 
 
@@ -31,19 +30,18 @@ def per_1x32_f4_quant(
     pack_dim: int = -1,
     round_mode: int = ROUND_UP,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise to mxfp4: e2m1 values, ties to even, with one power of two for each 32 elements of a row.
+    """Quantise to mxfp4: e2m1 values, ties to even, with one e8m0 scale per 32 elements of K.
 
     By default the scale is amax / 6 rounded up to a power of two (AITER's RoundUp, torchao's
     RCEIL), so nothing saturates.
 
     Args:
         x: [..., K] of a float dtype of 16 bits or more; K a multiple of 32.
-        scale, quant_dtype: AITER's arguments: None, the scales being taken from the values, and
-            torch.float4_e2m1fn_x2.
-        shuffle: give the scales as `shuffle_scale` does, over all rows of x.
-        pack_dim: -1; 0 quantises along the first dimension of [K, N].
-        round_mode: AITER's number of how the power of two is found: 0 amax / 4 rounded down, 1 the
-            default, 2 amax / 4 rounded to the nearest fp4 and then down, 3 amax / 4 rounded up.
+        scale, quant_dtype: must be None and torch.float4_e2m1fn_x2.
+        shuffle: return the scales in the order of `shuffle_scale`, over all rows of x.
+        pack_dim: -1, or 0 to quantise along the first dimension of [K, N].
+        round_mode: AITER's rounding of the scale to a power of two: 0 amax / 4 down, 1 the
+            default, 2 amax / 4 to the nearest fp4 and then down, 3 amax / 4 up.
 
     Returns:
         (q [..., K/2] torch.float4_e2m1fn_x2, the even element in the low nibble;
@@ -51,7 +49,7 @@ def per_1x32_f4_quant(
         with pack_dim=0 (q [K/2, N], scale [K/32, N]).
 
     Raises:
-        OperandError: x is none of these, or a scale, another dtype or an unknown mode is given.
+        OperandError: x or an argument is not supported.
     """
     if scale is not None or quant_dtype is not FP4:
         arguments = f"scale {type(scale).__name__}, quant_dtype {quant_dtype}"
@@ -75,8 +73,7 @@ def per_1x32_f4_quant(
         values = rows[part].to(torch.float32).view(-1, k // _MX, _MX)
         power = _power(values.abs().amax(-1), int(round_mode))
         scale[part] = power.to(torch.uint8)
-        # 1 / 2^(b - 127) has the exponent field 254 - b; a group that is not finite is multiplied
-        # by 0
+        # 1 / 2^(b - 127) has the exponent field 254 - b; a non-finite group is multiplied by 0
         inverse = (254 - power).clamp_(min=0).mul_(1 << 23).view(torch.float32)
         codes = _e2m1(values * inverse[..., None]).view(-1, k // 2, 2)
         q[part] = codes[..., 0] | (codes[..., 1] << 4)
@@ -95,17 +92,17 @@ def as_fp4(q: torch.Tensor) -> torch.Tensor:
 
 
 def dequant_fp4(q: torch.Tensor, e8m0: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return the values of mxfp4: e2m1 * 2^(byte - 127), byte 255 being NaN; rounded once to dtype.
+    """Dequantise mxfp4: e2m1 * 2^(byte - 127), NaN for byte 255; rounded once to *dtype*.
 
     Args:
         q: [..., K/2], torch.float4_e2m1fn_x2 or torch.uint8, the even element in the low nibble.
-        e8m0: [..., K/32] in plain order, torch.float8_e8m0fnu or torch.uint8.
+        e8m0: [..., K/32] row-major, torch.float8_e8m0fnu or torch.uint8.
 
     Returns:
         [..., K] of dtype.
 
     Raises:
-        OperandError: the operands are none of these or do not fit together.
+        OperandError: an operand has another dtype, or their sizes do not match.
     """
     codes, bytes_ = as_bytes(q, FP4, "two e2m1 values a byte"), as_bytes(e8m0, E8M0, "e8m0 scales")
     k = 2 * q.shape[-1] if q.dim() else 0
@@ -126,7 +123,7 @@ def dequant_fp4(q: torch.Tensor, e8m0: torch.Tensor, dtype: torch.dtype = torch.
 
 
 def _power(top: torch.Tensor, mode: int) -> torch.Tensor:
-    """Return the e8m0 byte for an amax by one of AITER's modes."""
+    """Return the e8m0 byte of an amax in one of AITER's rounding modes."""
     limit, added = _MODES[mode]
     if mode in (ROUND_UP, _CEIL):
         return power_of(top, limit)
@@ -138,17 +135,16 @@ def _power(top: torch.Tensor, mode: int) -> torch.Tensor:
 def power_of(top: torch.Tensor, limit: float) -> torch.Tensor:
     """Return the e8m0 byte of amax / limit rounded up to a power of two, as int32.
 
-    It is 255 for values that are not finite and 0 for zero. It is read off the bits of
-    amax = f * 2^e: with limit = g * 2^h, f / g * 2^(e - h) rounds up to 2^(e - h) up to f = g,
-    beyond to 2^(e - h + 1). A division on the device may multiply by the reciprocal instead, which
-    is another number.
+    It is 255 for non-finite values and 0 for zero. It is computed from the bits of
+    amax = f * 2^e and limit = g * 2^h: the exponent is e - h if f <= g, else e - h + 1. A division
+    on a GPU may multiply by the rounded reciprocal instead, with another result.
     """
     fraction_of_limit, exponent = math.frexp(limit)
     bits = top.contiguous().view(torch.int32) & 0x7FFFFFFF
     field, fraction = bits >> 23, bits & 0x7FFFFF
     threshold = int((2 * fraction_of_limit - 1) * (1 << 23))
     power = (field - (exponent - 1) + (fraction > threshold).to(torch.int32)).clamp_(min=1)
-    # 3 units of the smallest subnormal and less vanish when divided by 6 or more
+    # up to 3 times the smallest subnormal underflows when divided by 6 or more
     return torch.where(field == 255, 255, torch.where(bits <= 3, 0, power))
 
 
@@ -165,10 +161,7 @@ def _e2m1(values: torch.Tensor) -> torch.Tensor:
 
 
 def _values(codes: torch.Tensor) -> torch.Tensor:
-    """Decode 4-bit codes to float32 without a table on the device.
-
-    The bits of a normal code are those of a float, shifted.
-    """
+    """Decode 4-bit codes to float32 by shifting bits, without a look-up table on the device."""
     size = (codes & 7).to(torch.int32)
     bits = torch.where(size > 1, (size + (126 << 1)) << 22, size * (126 << 23))
     return bits.view(torch.float32) * (1 - 2 * (codes >> 3).to(torch.float32))

@@ -1,6 +1,6 @@
-"""Quantise to mxfp8 and back: fp8 values with one power of two for each 32 elements of a row.
+"""mxfp8 quantisation and dequantisation: fp8 values with one e8m0 scale per 32 elements of K.
 
-Rounding and the scales of groups without finite values are those of `tunedgemm.ops.formats.mxfp4`.
+Rounding and non-finite groups are treated as in `tunedgemm.ops.formats.mxfp4`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def per_1x32_f8_quant(x: torch.Tensor, quant_dtype: torch.dtype = torch.float8_e
         (q [..., K] of quant_dtype, scale [..., K/32] torch.float8_e8m0fnu)
 
     Raises:
-        OperandError: x or quant_dtype is none of these.
+        OperandError: x or quant_dtype is not supported.
     """
     rows, k = as_rows(x), x.shape[-1]
     if quant_dtype not in _FP8 or k % _MX:
@@ -46,14 +46,14 @@ def per_1x32_f8_quant(x: torch.Tensor, quant_dtype: torch.dtype = torch.float8_e
 
 
 def dequant_1x32(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Compute q * scale of each 32 elements in float32 (float64 for that dtype), rounded once to dtype.
+    """Compute q * scale per 32 elements in float32 (or float64), rounded once to *dtype*.
 
     Args:
         q: [..., K], torch.int8 or a torch.float8.
         scale: [..., K/32]: a float dtype, or e8m0 as torch.float8_e8m0fnu or torch.uint8.
 
     Raises:
-        OperandError: scale has another shape, or q is none of these.
+        OperandError: scale has another shape, or q another dtype.
     """
     if scale.dtype in (E8M0, torch.uint8):
         scale = as_bytes(scale, E8M0, "e8m0 scales").view(E8M0).to(torch.float32)

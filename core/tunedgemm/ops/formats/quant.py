@@ -1,17 +1,16 @@
-"""Quantise in the formats of the ops, and back: pure torch on CPU and GPU, without a synchronisation.
+"""int8 and fp8 quantisation and dequantisation in torch, on CPU and GPU, without synchronisation.
 
 Names, scales and rounding are those of AITER's aiter/ops/quant.py and aiter/utility/fp4_utils.py,
-with two differences: int8 is rounded to nearest (ties to even) where AITER's torch route truncates,
-and everything saturates instead of wrapping.
+with two differences: int8 is rounded to nearest (ties to even), where AITER's torch code truncates,
+and values saturate instead of wrapping.
 
-For all of them:
+In all formats:
 
-* a group (tensor, row or block) that is all zero has the scale 1 (mxfp4: byte 0) and the values 0;
-* a group with a NaN or an infinity has a scale that is not finite (mxfp4: 255) and the values 0:
-  all of it reads back as NaN;
-* with a scale that the caller gives, infinities saturate; NaN stays NaN in fp8 and becomes 0 in
-  int8;
-* large tensors are worked on in slices, so the memory needed beyond the result is about 100 MiB.
+* an all-zero group (tensor, row or block) has scale 1 (mxfp4: byte 0) and values 0;
+* a group with NaN or infinity has a non-finite scale (mxfp4: 255) and values 0, so it dequantises
+  to NaN;
+* with a given scale, infinities saturate; NaN stays NaN in fp8 and becomes 0 in int8;
+* large tensors are processed in slices, so temporary memory is about 100 MiB.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from tunedgemm.dtype import fp8_of, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops.scale_order import BLOCK, M_MAJOR_PADDED, ORDERS, ROW, blocks, padded
 
-#: Elements that are worked on at a time: 16 MiB as float32.
+#: Elements processed at a time: 16 MiB as float32.
 _SLICE = 1 << 22
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
@@ -39,14 +38,14 @@ def pertoken_quant(
     quant_dtype: torch.dtype = torch.int8,
     dtypeMax: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise with one scale a row; the arguments are AITER's, in its order.
+    """Quantise with one scale per row; the arguments are AITER's.
 
     Args:
         x: [..., K] of a float dtype of 16 bits or more.
-        scale: one float32 value a row, [..., 1] or [...]; by default amax of the row / largest
+        scale: one float32 value per row, [..., 1] or [...]; by default the row's amax / largest
             value of quant_dtype.
-        x_scale: [K], what x is multiplied by first, as in smooth quantisation.
-        scale_dtype: of the scales that are returned.
+        x_scale: [K], multiplied into x first, as in SmoothQuant.
+        scale_dtype: dtype of the returned scales.
         quant_dtype: torch.int8 or a torch.float8.
         dtypeMax: the largest value to use instead of the dtype's.
 
@@ -54,7 +53,7 @@ def pertoken_quant(
         (q [..., K] of quant_dtype, scale [..., 1] of scale_dtype)
 
     Raises:
-        OperandError: x or quant_dtype is none of these, or a scale does not fit.
+        OperandError: x or quant_dtype is not supported, or a scale has another size.
     """
     rows, limit = as_rows(x), _largest(quant_dtype, dtypeMax)
     smooth = None if x_scale is None else _per_column(x_scale, x)
@@ -79,12 +78,12 @@ def per_tensor_quant(
     quant_dtype: torch.dtype = torch.int8,
     dtypeMax: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise with one scale; the arguments are AITER's, in its order.
+    """Quantise with one scale per tensor; the arguments are AITER's.
 
     Args:
         x: [..., K] of a float dtype of 16 bits or more.
         scale: one float32 value; by default amax / largest value of quant_dtype.
-        scale_dtype: of the scale that is returned.
+        scale_dtype: dtype of the returned scale.
         quant_dtype: torch.int8 or a torch.float8.
         dtypeMax: the largest value to use instead of the dtype's.
 
@@ -92,7 +91,7 @@ def per_tensor_quant(
         (q [..., K] of quant_dtype, scale [1] of scale_dtype)
 
     Raises:
-        OperandError: x or quant_dtype is none of these, or scale is not one value.
+        OperandError: x or quant_dtype is not supported, or scale is not one value.
     """
     rows, limit = as_rows(x), _largest(quant_dtype, dtypeMax)
     if scale is not None and scale.numel() != 1:
@@ -111,20 +110,19 @@ def per_tensor_quant(
 
 
 def per_1x128_quant(x: torch.Tensor, quant_dtype: torch.dtype | None = None, scale_order: str = ROW) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise with one scale for each 128 elements of a row; the last group may be shorter.
+    """Quantise with one scale per 128 elements of K; the last group may be partial.
 
     Args:
         x: [..., K] of a float dtype of 16 bits or more.
-        quant_dtype: torch.int8 or a torch.float8; None for the present device's fp8.
-        scale_order: how the scales of all M rows are in memory. ``row``: row-major; ``m_major``:
-            with the strides (1, M); ``m_major_padded``: with the strides (1, 4 * ceil(M/4)), the
-            padding undefined.
+        quant_dtype: torch.int8 or a torch.float8; None for the current device's fp8.
+        scale_order: ``row`` for row-major scales; ``m_major`` for strides (1, M);
+            ``m_major_padded`` for strides (1, 4 * ceil(M/4)), with undefined padding.
 
     Returns:
         (q [..., K] of quant_dtype, scale [..., ceil(K/128)] float32)
 
     Raises:
-        OperandError: x, quant_dtype or scale_order is none of these.
+        OperandError: x, quant_dtype or scale_order is not supported.
     """
     rows, quant_dtype = as_rows(x), quant_dtype or torch_dtype(fp8_of())
     m, count = rows.shape[0], blocks(rows.shape[1])
@@ -142,18 +140,18 @@ def per_1x128_quant(x: torch.Tensor, quant_dtype: torch.dtype | None = None, sca
 def per_block_quant(
     w: torch.Tensor, quant_dtype: torch.dtype | None = None, block: tuple[int, int] = (128, 128)
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise with one scale for each block; blocks at the end are smaller where N or K does not divide.
+    """Quantise with one scale per block; the last blocks of N and K may be partial.
 
     Args:
         w: [..., N, K] of a float dtype of 16 bits or more.
-        quant_dtype: torch.int8 or a torch.float8; None for the present device's fp8.
-        block: (rows, columns) that share a scale.
+        quant_dtype: torch.int8 or a torch.float8; None for the current device's fp8.
+        block: (rows, columns) per scale.
 
-    Returns:
+        Returns:
         (q [..., N, K] of quant_dtype, scale [..., ceil(N/rows), ceil(K/columns)] float32)
 
     Raises:
-        OperandError: w or quant_dtype is none of these.
+        OperandError: w or quant_dtype is not supported.
     """
     as_rows(w, dims=2)
     quant_dtype = quant_dtype or torch_dtype(fp8_of())
@@ -163,7 +161,7 @@ def per_block_quant(
 
 
 def _quantise_blocks(w: torch.Tensor, quant_dtype: torch.dtype, block: tuple[int, int], scale: torch.Tensor) -> torch.Tensor:
-    """Return q of `per_block_quant`; write the scales to *scale*, whose last two strides are free."""
+    """Return q of `per_block_quant`; write the scales to *scale*, of any last two strides."""
     high, wide = block
     rows, limit = as_rows(w, dims=2), _limit(quant_dtype)
     count, (n, k) = w.shape[:-2].numel(), w.shape[-2:]
@@ -180,14 +178,14 @@ def _quantise_blocks(w: torch.Tensor, quant_dtype: torch.dtype, block: tuple[int
 
 
 def dequant_rows(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Compute q * scale in float32 (float64 for that dtype), rounded once to dtype.
+    """Compute q * scale in float32 (or float64), rounded once to *dtype*.
 
     Args:
         q: [..., K], torch.int8 or a torch.float8.
-        scale: one value, or one a row in any shape.
+        scale: one value, or one per row, in any shape.
 
     Raises:
-        OperandError: scale has another number of values, or q is none of these.
+        OperandError: scale has another size, or q another dtype.
     """
     _limit(q.dtype)
     rows = _matrix(q)
@@ -202,15 +200,15 @@ def dequant_rows(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype = torc
 def dequant_blocks(
     q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype = torch.float32, block: tuple[int, int] = (1, 128)
 ) -> torch.Tensor:
-    """Compute q * scale of each block in float32 (float64 for that dtype), rounded once to dtype.
+    """Compute q * scale per block in float32 (or float64), rounded once to *dtype*.
 
     Args:
         q: [..., N, K], torch.int8 or a torch.float8.
         scale: [..., ceil(N/rows), ceil(K/columns)].
-        block: (rows, columns) that share a scale: (1, 128) of activations, (128, 128) of weights.
+        block: (rows, columns) per scale: (1, 128) for activations, (128, 128) for weights.
 
     Raises:
-        OperandError: scale has another shape, or q is none of these.
+        OperandError: scale has another shape, or q another dtype.
     """
     _limit(q.dtype)
     high, wide = block
@@ -234,7 +232,7 @@ def dequant_blocks(
 
 
 def as_rows(x: torch.Tensor, dims: int = 1) -> torch.Tensor:
-    """Reshape x to [rows, K] without a gradient; raise OperandError where it cannot be quantised."""
+    """Detach and reshape x to [rows, K]; raise OperandError if it cannot be quantised."""
     if x.dtype not in _FLOATS:
         raise OperandError(f"quantisation takes bf16, fp16, fp32 or fp64 (got {x.dtype})")
     if x.dim() < dims or not x.shape[-1]:
@@ -245,7 +243,7 @@ def as_rows(x: torch.Tensor, dims: int = 1) -> torch.Tensor:
 
 
 def _matrix(x: torch.Tensor) -> torch.Tensor:
-    """Reshape [..., K] to [rows, K], without a gradient."""
+    """Detach and reshape [..., K] to [rows, K]."""
     if not x.dim():
         raise OperandError("a tensor of one or more dimensions is needed (got a scalar)")
     return x.detach().reshape(x.shape[:-1].numel(), x.shape[-1])
@@ -263,7 +261,7 @@ def _largest(dtype: torch.dtype, wanted: float | None) -> float:
     """Return the largest value to quantise to: the dtype's, or a smaller one.
 
     Raises:
-        OperandError: the dtype is not one to quantise to, or does not reach the value.
+        OperandError: the dtype is not supported, or its largest value is below *wanted*.
     """
     limit = _limit(dtype)
     if wanted is not None and not 0 < wanted <= limit:
@@ -272,7 +270,7 @@ def _largest(dtype: torch.dtype, wanted: float | None) -> float:
 
 
 def _per_row(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Reshape a caller's scale to [rows, 1]."""
+    """Reshape a given scale to [rows, 1]."""
     rows = x.shape[:-1].numel()
     if scale.numel() != rows:
         raise OperandError(f"a scale a row of {tuple(x.shape)} has {rows} values (got shape {tuple(scale.shape)})")
@@ -306,9 +304,9 @@ def _scale(top: torch.Tensor, limit: float) -> torch.Tensor:
 
 
 def _cast(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, own: bool) -> torch.Tensor:
-    """Compute values / scale, saturated and rounded (ties to even); overwrite values if possible.
+    """Compute values / scale, saturated and rounded (ties to even), in place if possible.
 
-    The result is 0 where a scale that was computed here is not finite.
+    The result is 0 where a computed (*own*) scale is not finite.
     """
     limit = _limit(dtype)
     values = values.div_(scale)

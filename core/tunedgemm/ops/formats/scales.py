@@ -1,4 +1,4 @@
-"""Order the e8m0 scales of mxfp4 as AITER's kernels read them, and back."""
+"""Shuffled scales: the order of e8m0 scales that AITER's kernels read, and transposed scales."""
 
 from __future__ import annotations
 
@@ -12,52 +12,51 @@ from tunedgemm.ops.layout import note_order
 from tunedgemm.ops.scale_order import E8M0_TILE, SHUFFLED
 
 E8M0 = torch.float8_e8m0fnu
-#: The byte of the scale 1.
+#: The e8m0 byte of scale 1.
 ONE = 127
 _aten = torch.ops.aten
-#: Operations that leave the bytes and their order alone.
+#: Operations that keep the bytes and their order.
 _KEPT = (
     _aten.detach.default, _aten.clone.default, _aten.alias.default, _aten._to_copy.default, _aten.empty_like.default,
     _aten.lift_fresh.default, _aten._pin_memory.default, _aten.view.default, _aten.view.dtype, _aten._unsafe_view.default,
     _aten._reshape_alias.default, _aten.unsqueeze.default, _aten.squeeze.default, _aten.squeeze.dim,
 )  # fmt: skip
-#: Operations that take parts, which keep the order where they are whole tiles of 32 rows.
+#: Operations that select parts, which keep the order if they are whole tiles of 32 rows.
 _PARTS = (_aten.slice.Tensor, _aten.select.int, _aten.split.Tensor, _aten.unbind.int, _aten.index.Tensor, _aten.index_select.default)
 _TILE_ROWS = 32
 
 
 class ShuffledScale(torch.Tensor):
-    """e8m0 scales in the order of AITER's kernels: their type tells them from row-major ones.
+    """e8m0 scales in the order of AITER's kernels, distinguished by their type.
 
-    They move between devices, are viewed with other sizes, cloned, saved and loaded, and may be a
-    parameter. Parts must have whole tiles of 32 rows. Other operations read the bytes in their
-    order and return an ordinary tensor.
+    They can be moved between devices, viewed, cloned, saved, loaded and made a parameter. Parts
+    must be whole tiles of 32 rows. Other operations work on the bytes in memory order and return a
+    plain tensor.
 
     Attributes:
-        scale_order: the word in `Shape.extra`.
-        plain: the same memory as an ordinary tensor.
-        kept_plain: *plain* as it was made. A hit reads it, because asking a tensor of another type
-            for its address takes three times as long. Only code that goes past the setter of `data`
-            would leave it behind.
+        scale_order: the value in `Shape.extra`.
+        plain: the same memory as a plain tensor.
+        kept_plain: cached *plain*. A cache hit reads it, since the address of a tensor subclass
+            takes three times as long. Only code that bypasses the setter of `data` makes it stale.
     """
 
     scale_order = SHUFFLED
     kept_plain: torch.Tensor
 
-    # Attributes such as shape stay as quick as those of a plain tensor.
+    # Keeps attributes such as shape as fast as those of a plain tensor.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @property
     def plain(self) -> torch.Tensor:
-        """Return the present memory as an ordinary tensor."""
-        if self.kept_plain.data_ptr() != self.data_ptr():  # a module that moves gives its parameter other memory
+        """Return the current memory as a plain tensor."""
+        if self.kept_plain.data_ptr() != self.data_ptr():  # Module.to replaced the memory
             with torch._C._DisableTorchDispatch():
                 self.kept_plain = torch.Tensor._make_subclass(torch.Tensor, self)
         return self.kept_plain
 
     @property
     def data(self) -> torch.Tensor:  # type: ignore[override]
-        """Return a detached view, as for any tensor; the setter takes shuffled scales only."""
+        """Return a detached view; the setter accepts shuffled scales only."""
         return self.detach()
 
     @data.setter
@@ -77,7 +76,7 @@ class ShuffledScale(torch.Tensor):
         """Run an operation on the bytes; the result keeps the type where it keeps the order.
 
         Raises:
-            OperandError: the operation takes a part of a tile, copies row-major scales here, or
+            OperandError: the operation cuts a tile, copies row-major scales into shuffled ones, or
                 sets memory or sizes.
         """
         if torch.Tag.inplace_view in func.tags or func.overloadpacket is _aten.resize_:
@@ -99,7 +98,7 @@ class ShuffledScale(torch.Tensor):
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle the plain tensor, and whether it is a parameter; `torch.save` uses this."""
+        """Pickle the plain tensor and whether it is a parameter, also for `torch.save`."""
         del protocol
         return _rebuilt, (self.plain, isinstance(self, torch.nn.Parameter))
 
@@ -115,7 +114,7 @@ def _typed(plain: torch.Tensor) -> ShuffledScale:
 
 
 def _parts(whole: ShuffledScale, result: Any) -> Any:
-    """Give parts of shuffled scales, but one byte, their type; raise OperandError where they cut a tile."""
+    """Retype parts of shuffled scales, except single bytes; raise OperandError if they cut a tile."""
     if isinstance(result, torch.Tensor) and not result.dim():
         return result
     parts = result if isinstance(result, (tuple, list)) else (result,)
@@ -143,12 +142,12 @@ torch.serialization.add_safe_globals([_rebuilt])
 
 
 def as_shuffled_scale(scale: torch.Tensor) -> torch.Tensor:
-    """Declare that e8m0 scales hold shuffled bytes, say of a checkpoint; copies nothing.
+    """Declare that e8m0 scales, such as a checkpoint's, are shuffled; copies nothing.
 
-    While torch compiles a graph the tensor is returned unchanged: graphs have no such type.
+    Under torch.compile the tensor is returned unchanged, since graphs lack the type.
 
     Raises:
-        OperandError: the scales have another dtype, or are not contiguous.
+        OperandError: the scales are not e8m0, or not contiguous.
     """
     if isinstance(scale, ShuffledScale) or torch.compiler.is_compiling():
         return scale
@@ -159,16 +158,16 @@ def as_shuffled_scale(scale: torch.Tensor) -> torch.Tensor:
 
 
 def plain_bytes(scale: torch.Tensor) -> torch.Tensor:
-    """Return scales as an ordinary tensor: the memory of shuffled ones, in their order."""
+    """Return scales as a plain tensor in memory order."""
     return scale.plain if isinstance(scale, ShuffledScale) else scale
 
 
 def shuffle_scale(scale: torch.Tensor) -> torch.Tensor:
-    """Return the e8m0 scales of mxfp4 in the order of AITER's kernels.
+    """Shuffle e8m0 scales into the order of AITER's kernels.
 
-    This is AITER's e8m0_shuffle (aiter/ops/shuffle.py). Rows are padded to a multiple of 256 and
-    columns to one of 8, with the scale 1. Of each 32 rows and 8 columns, the element
-    ``(a * 16 + r, b * 4 + c)`` goes to place ``((c * 16 + r) * 2 + b) * 2 + a``.
+    Same as AITER's e8m0_shuffle (aiter/ops/shuffle.py). Rows are padded to a multiple of 256 and
+    columns to one of 8, with scale 1. In each tile of 32x8, element ``(a * 16 + r, b * 4 + c)``
+    moves to offset ``((c * 16 + r) * 2 + b) * 2 + a``.
 
     Args:
         scale: [..., K/32], torch.float8_e8m0fnu or torch.uint8; the leading dimensions are rows.
@@ -192,12 +191,11 @@ def shuffle_scale(scale: torch.Tensor) -> torch.Tensor:
 
 
 def unshuffle_scale(scale: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
-    """Invert `shuffle_scale`: the first rows and columns, in order, contiguous.
+    """Invert `shuffle_scale`: return contiguous row-major scales [rows, cols].
 
     Args:
-        scale: [ceil256(rows), ceil8(cols)] as `shuffle_scale` gives it, or more; or a plain tensor
-            of such bytes.
-        rows, cols: of the plain scale.
+        scale: [ceil256(rows), ceil8(cols)] or more, from `shuffle_scale` or as plain bytes.
+        rows, cols: sizes of the result.
 
     Raises:
         OperandError: scale is not a shuffled scale of that many rows and columns.
@@ -213,7 +211,7 @@ def unshuffle_scale(scale: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
 
 
 def as_bytes(x: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
-    """Return a tensor of *dtype* as bytes; raise OperandError for another dtype or order."""
+    """View a tensor of *dtype* as bytes; raise OperandError for another dtype or shuffled scales."""
     if isinstance(x, ShuffledScale):
         raise OperandError(f"{what} must be row-major (got shuffled ones {tuple(x.shape)}); unshuffle_scale(s, rows, K/32) first")
     if x.dtype not in (dtype, torch.uint8):
@@ -222,9 +220,9 @@ def as_bytes(x: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
 
 
 def transposed_scale(x_scale: torch.Tensor) -> torch.Tensor:
-    """Return 1x128 scales as AITER's blockscale_bpreshuffle takes them, transposed in memory.
+    """Transpose 1x128 scales in memory, as AITER's blockscale_bpreshuffle takes them.
 
-    The shape [..., ceil(K/128)] stays.
+    The shape [..., ceil(K/128)] is kept.
 
     Raises:
         OperandError: x_scale is a scalar.
@@ -251,5 +249,5 @@ def _row_by_row(x_scale: torch.Tensor) -> torch.Tensor:
 
 
 def _in_order(matrix: torch.Tensor) -> torch.Tensor:
-    """Return a matrix in rows, a copy where needed; `contiguous` keeps any strides of one row or column."""
+    """Return a row-major matrix; `contiguous` would keep the strides of a single row or column."""
     return matrix.contiguous() if min(matrix.shape) > 1 else matrix.clone(memory_format=torch.contiguous_format)

@@ -1,15 +1,15 @@
-"""Shuffled weights: matrix-core layouts in a tensor type that ordinary products refuse.
+"""Shuffled weights: matrix-core layouts, in a tensor type that plain matmuls reject.
 
-The permutation is AITER's (aiter/ops/shuffle.py). In each block of IN rows, K is cut into packs of
-16 bytes. The packs of the IN rows at one place of K are adjacent. IK decides only what K must be
-divisible by. With P elements in a pack, element (n, k) of [N, K] is stored at
+The permutation is AITER's (aiter/ops/shuffle.py). In each block of IN rows, K is split into packs
+of 16 bytes. The packs of the IN rows at one K index are adjacent. IK only decides what K must be
+divisible by. With P elements per pack, element (n, k) of [N, K] is stored at
 ``(n // IN) * IN * K + (k // P) * IN * P + (n % IN) * P + k % P``. ``columns128`` is the same with
 one block of all N rows and packs of 128 bytes: [K / P, N, P]. AITER's variants have other packs.
-`tunedgemm.ops.layout` has all as data.
+`tunedgemm.ops.layout` defines all of them.
 
-Saving: a state_dict with shuffled weights goes through `torch.save`; reading it with
-``weights_only=True`` needs this module imported before. safetensors keeps bytes without a type:
-save ``w.plain``, and pass the loaded tensor to `as_shuffled`.
+`torch.save` supports shuffled weights; loading with ``weights_only=True`` requires this module to
+be imported. For safetensors, which drops types, save ``w.plain`` and pass the loaded tensor to
+`as_shuffled`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tunedgemm.ops.formats.scales import ShuffledScale
 from tunedgemm.ops.formats.writes import Source, watched_source
 from tunedgemm.ops.layout import WIDEST, Order, name_of, note_order, order_of
 
-#: Other spellings of a layout in guides for AITER.
+#: Aliases of layouts in AITER's guides.
 _ALIASES = {"tn": (16, 16)}
 _aten = torch.ops.aten
-#: Operations that leave the bytes and their order alone: their result is shuffled, too.
+#: Operations that keep the bytes and their order, so that their result is shuffled, too.
 _KEPT = (
     _aten.detach.default, _aten.clone.default, _aten.alias.default, _aten._to_copy.default, _aten.empty_like.default,
     _aten.lift_fresh.default, _aten._pin_memory.default,
@@ -39,7 +39,7 @@ _ASKED = (_aten.is_pinned.default, _aten.record_stream.default)
 
 
 def layout_name(layout: tuple[int, int] | str) -> str:
-    """Return the name in `Shape.layout` of AITER's (IN, IK), its alias ``tn`` or a named layout.
+    """Return the `Shape.layout` of AITER's (IN, IK), the alias ``tn`` or a named layout.
 
     Raises:
         OperandError: no such layout.
@@ -59,9 +59,9 @@ def _order(name: str) -> Order:
 
 
 def _blocks(weight: torch.Tensor, name: str) -> tuple[int, int, int, int]:
-    """Return (blocks of rows, their rows, packs along K, elements of a pack) of a weight.
+    """Return (row blocks, rows per block, packs along K, elements per pack) of a weight.
 
-    Raises OperandError where the weight's sizes are not divisible.
+    Raises OperandError if the sizes are not divisible.
     """
     order = _order(name)
     if weight.element_size() > WIDEST:
@@ -88,26 +88,25 @@ def shuffle_weight(
     gate_up: bool = False,
     pad_k_to: int = 0,
 ) -> ShuffledWeight:
-    """Shuffle a weight into one of AITER's layouts, or one with a name.
+    """Shuffle a weight into one of AITER's layouts or a named layout.
 
     Args:
-        x: [..., N, K], any dtype of 1, 2 or 4 bytes, two 4-bit values counting as one
-            element.
-        layout: (IN, IK): N must be divisible by IN and K by 2 * IK. ``"tn"`` is (16, 16).
-            ``"columns128"``: a row has a multiple of 128 bytes, N is any.
-        use_int4: packs of 32 elements, each an int4 value that is packed afterwards.
-        is_guinterleave: of [E, N, K], packs of IK elements, K divisible by 64 / IN * IK.
-        gate_up: with is_guinterleave, blocks of IN rows of the gate and of the up projection, whose
-            rows follow, take turns first: ``gate_mode="interleave"`` of `fused_moe`. Ignored
-            without it, as in AITER.
-        pad_k_to: append zeros to K up to a multiple of this. The result has AITER's attributes
+        x: [..., N, K], any dtype of 1, 2 or 4 bytes; two packed 4-bit values are one element.
+        layout: (IN, IK), where N must be divisible by IN and K by 2 * IK; ``"tn"``, which is
+            (16, 16); or ``"columns128"``, where a row must have a multiple of 128 bytes.
+        use_int4: use packs of 32 int8 elements, to be packed to int4 afterwards.
+        is_guinterleave: for [E, N, K], use packs of IK elements; K must be divisible by
+            64 / IN * IK.
+        gate_up: with is_guinterleave, first interleave gate and up rows in blocks of IN, for
+            ``gate_mode="interleave"`` of `fused_moe`. Ignored without it, as in AITER.
+        pad_k_to: pad K with zeros to a multiple of this. The result then has AITER's attributes
             aiter_original_k and aiter_padded_k.
 
     Returns:
         A new tensor of the same shape and dtype whose type names the layout.
 
     Raises:
-        OperandError: x is shuffled already or does not divide, or the arguments do not go together.
+        OperandError: x is already shuffled or not divisible, or the arguments conflict.
     """
     if isinstance(x, ShuffledWeight):
         raise OperandError(f"the weight is shuffled already, to {x.layout_name}")
@@ -131,7 +130,7 @@ def shuffle_weight(
 
 
 def _variant(x: torch.Tensor, layout: Any, use_int4: bool, is_guinterleave: bool, pad_k_to: int) -> Order:
-    """Return the order of AITER's arguments; raises OperandError for ones that AITER refuses, too."""
+    """Return the order for AITER's arguments; raise OperandError for invalid combinations."""
     order, size = _order(layout_name(layout)), x.element_size()
     if pad_k_to or (use_int4 and is_guinterleave):
         pair = f"pad_k_to={pad_k_to}" if pad_k_to else "use_int4=True"
@@ -151,10 +150,10 @@ def _variant(x: torch.Tensor, layout: Any, use_int4: bool, is_guinterleave: bool
 
 
 def alternated(rows: torch.Tensor, experts: int, block: int) -> torch.Tensor:
-    """Let blocks of the first and of the second half of each expert's rows take turns; fp4 and e8m0, too.
+    """Interleave the two halves of each expert's rows in blocks, for any dtype.
 
     Raises:
-        OperandError: the halves are none of whole blocks.
+        OperandError: a half is not a whole number of blocks.
     """
     flat = _bytes(rows)
     if flat.numel() // flat.shape[-1] % (2 * experts * block):
@@ -164,22 +163,22 @@ def alternated(rows: torch.Tensor, experts: int, block: int) -> torch.Tensor:
 
 
 def _padded(x: torch.Tensor, multiple: int) -> torch.Tensor:
-    """Append zeros to K up to a multiple."""
+    """Pad K with zeros to a multiple."""
     if multiple < 0:
         raise OperandError(f"shuffle_weight: pad_k_to must not be negative (got {multiple})")
     return torch.nn.functional.pad(_bytes(x), (0, -x.shape[-1] % multiple * x.element_size())).view(x.dtype)
 
 
 def unshuffle_weight(x: torch.Tensor, layout: tuple[int, int] | str | None = None) -> torch.Tensor:
-    """Invert `shuffle_weight`: a new plain tensor [..., N, K].
+    """Invert `shuffle_weight`: return a new plain tensor [..., N, K].
 
     Args:
-        x: a shuffled weight, or a plain tensor that holds the bytes of one.
-        layout: needed for a plain tensor.
+        x: a shuffled weight, or a plain tensor with the bytes of one.
+        layout: required for a plain tensor.
 
     Raises:
-        OperandError: a plain tensor without a layout, one that does not divide or is not
-            contiguous, or a layout that is not the weight's.
+        OperandError: the layout is missing or not that of the weight, or a plain tensor is not
+            divisible or not contiguous.
     """
     name = layout_name(layout) if layout is not None else getattr(x, "layout_name", "")
     if not name:
@@ -191,10 +190,10 @@ def unshuffle_weight(x: torch.Tensor, layout: tuple[int, int] | str | None = Non
 
 
 def as_shuffled(x: torch.Tensor, layout: tuple[int, int] | str = (16, 16)) -> ShuffledWeight:
-    """Declare that a plain contiguous tensor, say of a checkpoint, holds shuffled bytes; copies nothing.
+    """Declare that a plain contiguous tensor, such as a checkpoint's, is shuffled; copies nothing.
 
     Raises:
-        OperandError: its sizes do not fit the layout, or it is typed with another.
+        OperandError: its sizes do not divide, or it has the type of another layout.
     """
     name = layout_name(layout)
     if isinstance(x, ShuffledWeight):
@@ -208,37 +207,36 @@ def as_shuffled(x: torch.Tensor, layout: tuple[int, int] | str = (16, 16)) -> Sh
 
 
 def plain_weight(x: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a shuffled weight or scale without the type; any other tensor itself."""
+    """Return the plain tensor of a shuffled weight or scale; any other tensor unchanged."""
     return x.plain if isinstance(x, (ShuffledWeight, ShuffledScale)) else x
 
 
 def unshuffled(x: torch.Tensor) -> torch.Tensor:
-    """Return the plain [..., N, K] weight: a copy of a shuffled one in order, any other unchanged."""
+    """Unshuffle a shuffled weight to [..., N, K]; return any other unchanged."""
     return unshuffle_weight(x) if isinstance(x, ShuffledWeight) else x
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:
-    """View the last dimension as bytes: types such as fp4x2 support few operations."""
+    """View the last dimension as bytes, since dtypes such as fp4x2 support few operations."""
     return x.detach().resolve_neg().view(torch.uint8)
 
 
 class ShuffledWeight(torch.Tensor):
-    """A weight in a shuffled layout: shape, dtype and device of the plain one, its bytes in another order.
+    """A weight in a shuffled layout, with the shape, dtype and device of the plain one.
 
-    It moves between devices, is cloned, detached, compared (bytes), saved and loaded, and may be a
-    parameter; of a stack [E, N, K] whole matrices can be taken (``w[e]``, ``w[a:b]``, ``for one in
-    w``), stacked and joined, of one matrix whole blocks of rows. ``view`` and ``reshape`` keep the
-    layout where they keep the bytes of a row. Whatever would read it as if it were plain raises
-    OperandError. No gradient reaches it. One subclass a layout, made by `shuffle_weight` and
-    `as_shuffled`.
+    It can be moved between devices, cloned, detached, compared (as bytes), saved, loaded and made
+    a parameter. Whole matrices of a stack [E, N, K] (``w[e]``, ``w[a:b]``, ``for one in w``) and
+    whole blocks of rows can be selected, stacked and joined. ``view`` and ``reshape`` keep the
+    layout if they keep rows. Operations that would read it as plain raise OperandError. It gets no
+    gradient. `shuffle_weight` and `as_shuffled` make one subclass per layout.
 
     Attributes:
         layout_name: the name in `Shape.layout`.
         is_shuffled: True, AITER's mark of a shuffled weight.
         aiter_original_k, aiter_padded_k: K before and after `shuffle_weight` padded it.
-        plain: the same memory as an ordinary tensor without a gradient, which launchers, Triton and
-            safetensors get.
-        made_of: the weight that `shuffle_weight` read; None if unknown.
+        plain: the same memory as a plain tensor without gradient, for launchers, Triton and
+            safetensors.
+        made_of: the weight that was shuffled; None if unknown.
     """
 
     layout_name: str
@@ -248,16 +246,14 @@ class ShuffledWeight(torch.Tensor):
     made_of: Source | None = None
     _plain: torch.Tensor | None = None
 
-    # Attributes such as shape stay as quick as those of a plain tensor: dispatch reads them in each
-    # call.
+    # Keeps attributes such as shape, which each call reads, as fast as those of a plain tensor.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @property
     def plain(self) -> torch.Tensor:
-        """Return the weight's present memory as an ordinary tensor without a gradient."""
+        """Return the current memory as a plain tensor without gradient."""
         kept = self._plain
-        # A module that moves gives its parameter other memory, by ways that Python does not see
-        # either.
+        # Module.to may replace the memory without calling Python code of this class.
         if kept is None or kept.data_ptr() != self.data_ptr():
             with torch._C._DisableTorchDispatch():
                 kept = self._plain = torch.Tensor._make_subclass(torch.Tensor, self)
@@ -265,7 +261,7 @@ class ShuffledWeight(torch.Tensor):
 
     @property
     def data(self) -> torch.Tensor:  # type: ignore[override]
-        """Return a detached view, as for any tensor; the setter takes a weight of the same layout only."""
+        """Return a detached view; the setter accepts a weight of the same layout only."""
         return self.detach()
 
     @data.setter
@@ -278,12 +274,12 @@ class ShuffledWeight(torch.Tensor):
         if not _same_layout(self, value):
             raise OperandError(_unlike(self, value))
         torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
-        self._plain = plain_weight(value)  # and lets the old memory go
+        self._plain = plain_weight(value)  # also releases the old memory
         self.made_of = value.made_of  # type: ignore[attr-defined]
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Run operations that keep the order of the bytes; raise OperandError for all others."""
+        """Run operations that keep the layout; raise OperandError for others."""
         kwargs = kwargs or {}
         weight = next(_weights([args, kwargs.values()]))
         plain_args = [plain_weight(value) if isinstance(value, torch.Tensor) else value for value in args]
@@ -323,7 +319,7 @@ class ShuffledWeight(torch.Tensor):
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle the plain tensor, the layout, and whether it is a parameter; `torch.save` uses this."""
+        """Pickle the plain tensor, layout and whether it is a parameter, also for `torch.save`."""
         del protocol
         return _rebuilt, (self.plain, self.layout_name, self.requires_grad, isinstance(self, torch.nn.Parameter))
 
@@ -332,11 +328,11 @@ class ShuffledWeight(torch.Tensor):
 
 
 def _wrapped(plain: torch.Tensor, layout: str) -> ShuffledWeight:
-    """Give a tensor the type of that layout: dispatch distinguishes shuffled weights by their type."""
+    """Give a tensor the type of a layout, by which dispatch recognises shuffled weights."""
     if layout not in _TYPES:
         _TYPES[layout] = type(f"ShuffledWeight_{layout}", (ShuffledWeight,), {"layout_name": layout})
     wrapped: ShuffledWeight = torch.Tensor._make_subclass(_TYPES[layout], plain)
-    wrapped._plain = torch.Tensor._make_subclass(torch.Tensor, plain)  # compilers see the memory of a weight through it alone
+    wrapped._plain = torch.Tensor._make_subclass(torch.Tensor, plain)  # the only view of the memory that compilers trace
     note_order(plain, layout)
     return wrapped
 
@@ -355,7 +351,7 @@ def _rebuilt(plain: torch.Tensor, layout: str, requires_grad: bool, parameter: b
 
 
 def _weights(values: Iterable[Any]) -> Iterator[ShuffledWeight]:
-    """Yield the shuffled weights among arguments, in lists, too."""
+    """Yield the shuffled weights among arguments and nested lists."""
     for value in values:
         if isinstance(value, ShuffledWeight):
             yield value
@@ -388,7 +384,7 @@ def _copied(target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> N
 
 
 def _retyped(result: Any, layout: str) -> Any:
-    """Give results of an operation on blocks of rows the type of the layout."""
+    """Give the results of an operation the type of a layout."""
     return [_wrapped(part, layout) for part in result] if isinstance(result, (tuple, list)) else _wrapped(result, layout)
 
 

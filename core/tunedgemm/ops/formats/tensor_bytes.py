@@ -1,7 +1,4 @@
-"""Copy and overwrite the contents of tensors of any dtype, as bytes.
-
-Torch has few operations for its narrowest types but viewing them as bytes.
-"""
+"""Copy and overwrite tensors as bytes, since torch supports few operations on narrow dtypes."""
 
 from __future__ import annotations
 
@@ -14,21 +11,21 @@ from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled, plain_wei
 if TYPE_CHECKING:
     import torch
 
-#: Bytes around a moved tensor, which is aligned to 16 bytes as operands are, and to no more.
+#: Bytes before and after a moved tensor, which align it to exactly 16 bytes.
 _MARGIN = 272
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the contents as contiguous bytes, the last dimension longer; shuffled weights stay so."""
+    """Return the contents as contiguous bytes along the last dimension, in memory order."""
     import torch
 
     plain = plain_weight(tensor).detach()
-    plain = plain if plain.dim() else plain.reshape(1)  # torch views no scalar as bytes
+    plain = plain if plain.dim() else plain.reshape(1)  # torch cannot view a scalar as bytes
     return plain.view(torch.uint8).contiguous() if plain.element_size() == 1 else plain.contiguous().view(torch.uint8)
 
 
 def fingerprint(tensors: Iterable[torch.Tensor | None]) -> tuple[Any, ...]:
-    """Return the sizes of tensors and the sums of their contents, which any change of one number changes."""
+    """Return shapes and checksums of tensors; any change of a single value changes it."""
     import torch
 
     present = [tensor for tensor in tensors if tensor is not None]
@@ -38,11 +35,10 @@ def fingerprint(tensors: Iterable[torch.Tensor | None]) -> tuple[Any, ...]:
 
 
 def duplicate(tensor: torch.Tensor, *, contiguous: bool = False) -> torch.Tensor:
-    """Copy a tensor into new memory; shuffled weights and scales stay so.
+    """Copy a tensor into new memory; shuffled weights and scales keep their type.
 
     Args:
-        contiguous: contiguous, whatever the strides of *tensor*, else with its strides, unless
-            elements share memory.
+        contiguous: make the copy contiguous; else it keeps the strides, unless elements overlap.
     """
     import torch
 
@@ -61,7 +57,7 @@ def duplicate(tensor: torch.Tensor, *, contiguous: bool = False) -> torch.Tensor
 
 
 def moved(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor, with its strides and type, into the middle of a storage of NaN."""
+    """Copy a tensor, with strides and type, into the middle of a NaN-filled storage."""
     import torch
 
     if isinstance(tensor, ShuffledWeight):
@@ -77,7 +73,7 @@ def moved(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _has_gaps(tensor: torch.Tensor) -> bool:
-    """Check for memory between elements, none of which share any."""
+    """Check for gaps between elements that do not overlap."""
     extent = 1
     for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1):
         if stride < extent:
@@ -87,9 +83,9 @@ def _has_gaps(tensor: torch.Tensor) -> bool:
 
 
 def overwrite(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Put the contents of *source*, of the same shape and dtype, into the memory of *target*.
+    """Copy *source*, of the same shape and dtype, into the memory of *target*.
 
-    Its version counter stays, as under fused optimisers and kernels of other libraries.
+    The version counter is not incremented, as by fused optimisers and other libraries' kernels.
     """
     import torch
 

@@ -1,6 +1,6 @@
-"""Count the writes to weights that have copies in another order.
+"""Detect writes to weights that have shuffled copies.
 
-torch counts writes to a tensor in its version, but not the steps of optimisers with fused kernels.
+torch counts in-place writes in a tensor's version, except those of fused optimisers.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 @attrs.frozen(eq=False)
 class Source:
-    """The state of a weight when a copy was made of it.
+    """State of a weight when it was shuffled.
 
     Attributes:
-        address, version: those of the weight.
-        count: an empty tensor with the weight's count of writes; None once another tensor's count
+        address, version: address and version of the weight.
+        count: an empty tensor that shares the weight's version counter; None after another tensor
             took its place.
     """
 
@@ -28,11 +28,11 @@ class Source:
     count: torch.Tensor | None
 
     def as_of(self, weight: torch.Tensor) -> Source | None:
-        """Return the source for a weight at its address with another version; None if it was written to.
+        """Return the source of a weight at the same address; None if the source was written to.
 
-        Where the source has not changed, the weight is another tensor, which counts apart: that of
-        which `data` is the source, or one at the address of a tensor that was freed. Its writes
-        count from now on.
+        If the version differs although the source is unchanged, the weight is another tensor with
+        its own counter: the owner of the source's `data`, or one at a freed tensor's address. Its
+        writes count from now on.
         """
         if self.count is None or self.count._version != self.version:
             return None
@@ -40,9 +40,9 @@ class Source:
 
 
 def watched_source(weight: torch.Tensor) -> Source | None:
-    """Return the present state of a weight; from now on its version counts optimiser steps.
+    """Return the state of a weight, and count optimiser steps in its version from now on.
 
-    None stands for a tensor whose writes torch does not count.
+    Returns None for a tensor whose writes torch does not count.
     """
     try:
         count = torch.Tensor.detach(weight)
@@ -58,12 +58,12 @@ def watched_source(weight: torch.Tensor) -> Source | None:
 
 @functools.cache
 def _watch_steps() -> None:
-    """Register the hook, once and not before a weight has a copy."""
+    """Register the optimiser hook once, when the first weight gets a copy."""
     register_optimizer_step_post_hook(_count_step)
 
 
 def _count_step(optimizer: torch.optim.Optimizer, arguments: Any, named: Any) -> None:
-    """Count a step as a write to each watched weight among its parameters; 0.1 us for any other."""
+    """Count a step as a write to each watched parameter; 0.1 us for any other parameter."""
     del arguments, named
     for group in optimizer.param_groups:
         for parameter in group["params"]:

@@ -1,4 +1,4 @@
-"""Executors start device tuners, here (`local`) or on a cluster (`GROUP`); `work` keeps them busy."""
+"""Executors: start device tuners, here (`local`) or on a cluster (`GROUP`), and give them tasks."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tunedgemm.tuner.worker_client import BudgetSpent, DeviceLost
 
 _log = logging.getLogger("tunedgemm")
 
-#: Entry points of executors: functions with the arguments of `device_tuners`.
+#: Entry point group of executors: functions with the signature of `device_tuners`.
 GROUP = "tunedgemm.executors"
-#: An event of a device tuner, an error in it, or None when it has no task left.
+#: Queue of (place, item): an event of a device tuner, its error, or None when it has finished.
 Events = queue.SimpleQueue[tuple[Place, Event | Exception | None]]
 
 
 class AnyDeviceTuner(Protocol):
-    """A `tunedgemm.tuner.device_tuner.DeviceTuner`, or its proxy for one in another process."""
+    """Protocol of `tunedgemm.tuner.device_tuner.DeviceTuner` and its remote proxies."""
 
     @property
     def place(self) -> Place:
@@ -41,10 +41,10 @@ class AnyDeviceTuner(Protocol):
     versions: Mapping[str, str]
 
     def stop(self) -> None:
-        """End whatever is running."""
+        """Stop what is running."""
 
     def ahead(self, task: Task) -> None:
-        """Compile the solutions of a later shape."""
+        """Compile the solutions of an upcoming shape."""
 
     def tune(self, task: Task, earlier: Sequence[Timing], emit: Callable[[Event], None], deadline: float = ...) -> None:
         """Tune one shape; raise DeviceLost if the device stops working."""
@@ -53,7 +53,7 @@ class AnyDeviceTuner(Protocol):
 def device_tuners(
     op: Op, options: Options, ranks: Mapping[str, int], registry: Registry | None, bench: Bench | None
 ) -> contextlib.AbstractContextManager[Sequence[AnyDeviceTuner]]:
-    """Return the context in which the device tuners of ``options.executor`` run."""
+    """Return a context manager of the device tuners of ``options.executor``."""
     from tunedgemm.tuner.executors import local
 
     is_local = options.executor == "local"
@@ -64,18 +64,18 @@ def device_tuners(
 
 @attrs.define(eq=False)
 class WorkerGroup:
-    """Device tuners of one kind of device, and the tasks that they share.
+    """Device tuners of one kind of device, which share a list of tasks.
 
-    A device tuner claims some tasks ahead, so that they compile while another is timed. An idle one
-    takes over tasks that another has claimed and not begun. A task is measured on one device.
+    A device tuner claims tasks ahead, which compile while another is timed. An idle one steals
+    tasks that another has claimed but not started.
 
     Attributes:
-        tuners: the device tuners, begun.
-        tasks: the tasks, in order.
+        tuners: the started device tuners.
+        tasks: the unclaimed tasks, in order.
         earlier: final timings of earlier runs by shape.
-        ahead: most tasks that a device tuner claims.
-        deadline: `time.monotonic` after which no task begins.
-        spent: whether the time until then was too short for a task.
+        ahead: most tasks that a device tuner claims ahead.
+        deadline: `time.monotonic` after which no task starts.
+        spent: whether a task was not finished by then.
     """
 
     tuners: Sequence[AnyDeviceTuner]
@@ -91,7 +91,7 @@ class WorkerGroup:
     _stopping: bool = attrs.field(default=False, init=False)
 
     def run(self, events: Events) -> int:
-        """Start a thread for each device tuner; return how many.
+        """Start a thread per device tuner; return the number of threads.
 
         The queue receives (place, event) for each event, and (place, None) when a thread ends.
         """
@@ -101,14 +101,14 @@ class WorkerGroup:
         return len(self.tuners)
 
     def stop(self) -> None:
-        """Begin no more tasks, and end those that run."""
+        """Start no more tasks, and stop the running ones."""
         self._stopping = True
         for tuner in self.tuners:
             with contextlib.suppress(Exception):  # its node may be gone
                 tuner.stop()
 
     def left(self) -> list[Task]:
-        """Return the tasks that were not begun, or were lost with their devices."""
+        """Return the tasks that were not started, or were lost with their devices."""
         with self._changed:
             return [*self.tasks, *(task for claimed in self._claimed.values() for task in claimed)]
 
@@ -125,7 +125,7 @@ class WorkerGroup:
 
                 earlier = {timing.solution: timing for timing in (*self.earlier.get(task.shape, ()), *final.values())}
                 tuner.tune(task, tuple(earlier.values()), emit, self.deadline)
-                task = None  # done: a device lost later must not hand it back
+                task = None  # done; a device lost later must not return it
                 self._task_done()
         except DeviceLost as error:
             if isinstance(error, BudgetSpent):
@@ -133,12 +133,12 @@ class WorkerGroup:
             elif not self._stopping:
                 _log.warning("%s is lost: %s", tuner.place, error)
             self._hand_back(number, task)
-        except BaseException as error:  # a bug: without it in the queue, the run would wait for this thread for ever
+        except BaseException as error:  # a bug: unless queued, the run would wait for this thread forever
             events.put((tuner.place, error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")))
         events.put((tuner.place, None))
 
     def _next(self, number: int, tuner: AnyDeviceTuner) -> Task | None:
-        """Claim enough tasks for the compilers and return the next one; None once no task can return."""
+        """Claim tasks for the compilers and return the next one; None once all are done."""
         claimed = self._claimed[number]
         while not self._is_over():
             with self._changed:
@@ -177,17 +177,17 @@ class WorkerGroup:
 
 
 def work(groups: Sequence[WorkerGroup]) -> Generator[tuple[Place, Event]]:
-    """Yield the events of all groups until no task is left; closing the generator stops the devices.
+    """Yield the events of all groups until no task is left; closing the generator stops them.
 
     Raises:
-        Exception: a bug raised it in a device tuner.
+        Exception: a bug in a device tuner.
     """
     events: Events = queue.SimpleQueue()
     busy = sum(group.run(events) for group in groups)
     try:
         while busy:
             try:
-                place, event = events.get(timeout=0.5)  # some systems deliver Ctrl-C only after a wait with a limit
+                place, event = events.get(timeout=0.5)  # some systems deliver Ctrl-C only if the wait has a timeout
             except queue.Empty:
                 continue
             if isinstance(event, Exception):

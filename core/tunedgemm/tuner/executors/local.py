@@ -1,4 +1,4 @@
-"""Device tuners on this machine: a worker process for each device, and one pool of compilers."""
+"""Local executor: a worker process per device, and one compiler pool."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES
 
 
 def devices(options: Options) -> list[int]:
-    """Return the indices of the devices to tune on, -1 for the CPU; create no context on them.
+    """Return the indices of the devices to tune on, -1 for the CPU, without creating contexts.
 
-    A warning says where fewer exist than ``--mp`` asks for.
+    Warns if fewer exist than ``--mp`` requests.
 
     Raises:
         UserError: a device does not exist.
@@ -62,20 +62,20 @@ def _index(text: str, count: int) -> int:
 
 
 def device_tuner(op: Op, options: Options, index: int, ranks: Mapping[str, int], jobs: int, bench: Bench | None, node: str) -> DeviceTuner:
-    """Make a device tuner with a worker process and compilers that it shares with no other.
+    """Make a device tuner with its own worker process and compiler pool.
 
     Args:
-        op, options, ranks, bench: as of `device_tuners`.
-        index: of the device in this process, -1 for the CPU.
-        jobs: compiling processes.
-        node: the name of this machine in the places of results.
+        op, options, ranks, bench: as in `device_tuners`.
+        index: index of the device in this process, -1 for the CPU.
+        jobs: number of compiler processes.
+        node: name of this machine in places.
     """
     make_session = functools.partial(Session, op.name, index, options, bench=bench, node=node)
     return DeviceTuner(op, options, Worker(make_session), Compilers(jobs, options.timeout), ranks)
 
 
 def _begin(tuner: DeviceTuner, index: int) -> str:
-    """Begin a device tuner; return why it cannot, or ""."""
+    """Start a device tuner; return why that failed, or ""."""
     try:
         tuner.begin()
     except DeviceLost as error:
@@ -87,16 +87,17 @@ def _begin(tuner: DeviceTuner, index: int) -> str:
 def device_tuners(
     op: Op, options: Options, ranks: Mapping[str, int], registry: Registry | None, bench: Bench | None
 ) -> Iterator[list[DeviceTuner]]:
-    """Yield device tuners that have begun; devices that do not work are left out.
+    """Yield started device tuners, without devices that fail.
 
-    The device tuners and the compilers end with the context.
+    Leaving the context stops the device tuners and compilers.
 
     Args:
         op: the op to tune.
         options: how to tune.
-        ranks: libtype to its rank for ties.
-        registry: if given, everything runs in this process, on one device.
-        bench: the source of times; importable in a child process unless *registry* is given.
+        ranks: maps a libtype to its rank for ties.
+        registry: replaces the installed backends; everything then runs in this process, on one
+            device.
+        bench: source of times; importable in a child process unless *registry* is given.
 
     Raises:
         UserError: no such device exists, or none works.

@@ -42,15 +42,15 @@ NSETS = (1, 512, 1024, 2048, 3072, 4096, 8192, 16384)
 
 @attrs.frozen
 class ModelShapes:
-    """The GEMMs of a model's forward pass on one rank.
+    """The GEMMs of a model's forward pass on one rank of tensor parallelism.
 
     Attributes:
         folder: the model's folder.
         architecture: transformers' name of it.
         tp: ranks of tensor parallelism.
-        layers: the products, each with its count per pass.
-        by_op: their shapes for all requested M, by the name of the op.
-        notes: a sentence for each missing product and assumed default.
+        layers: the layers with their counts per forward pass.
+        by_op: their shapes for all requested M, by op name.
+        notes: a sentence for each missing layer and assumed default.
     """
 
     folder: Path
@@ -62,7 +62,7 @@ class ModelShapes:
 
 
 def layers_of_model(folder: Path | str, tp: int = 1, *, fuse: bool = True, fuse_shared_experts: bool = False) -> ModelShapes:
-    """Return the products of a model, for any M; the arguments are those of `shapes_of_model`."""
+    """Return the layers of a model, without M; arguments as in `shapes_of_model`."""
     folder = named_model(str(folder))
     model = architecture_of(folder)
     notes = list(model.notes)
@@ -89,19 +89,18 @@ def shapes_of_model(
     fuse_shared_experts: bool = False,
     formats: Formats | None = None,
 ) -> ModelShapes:
-    """Return the products of one rank in a forward pass of a model, as shapes of ops.
+    """Return the shapes of one rank in a forward pass of a model.
 
     Args:
         folder: holds ``config.json``, the only file that is read. A bare name that is not a folder
             names a shipped model.
         tp: ranks of tensor parallelism; the shapes are those of each.
-        nsets, batch_size: M of the activations: each number times the batch size.
-        fuse: as serving engines run it. Queries, keys and values are one product, and so are gate
-            and up, and the down projections to the latent vectors of MLA. The vocabulary is padded
-            to a multiple of 64, and the router is in the model's dtype. False: as transformers runs
-            it, product for product, split by its tensor-parallel plan.
-        fuse_shared_experts: count shared experts among the routed ones, as AITER's engines do.
-        formats: number formats that the checkpoint leaves open.
+        nsets, batch_size: M is each number times the batch size.
+        fuse: True for the layers of serving engines: fused QKV, fused gate and up, fused down
+            projections of MLA, the vocabulary padded to a multiple of 64, and the router in the
+            model's dtype. False for transformers' layers and tensor-parallel plan.
+        fuse_shared_experts: count shared experts as routed ones, like AITER's engines.
+        formats: number formats that the checkpoint does not determine.
 
     Raises:
         UserError: the folder, its ``config.json``, tp or the M cannot be used; transformers is not
@@ -118,9 +117,7 @@ def with_shapes(model: ModelShapes, rows: Iterable[int], formats: Formats) -> Mo
 
 
 def select_layers(model: ModelShapes, patterns: Iterable[str]) -> ModelShapes:
-    """Restrict a model to the layers whose names match an `fnmatch` pattern.
-
-    Numbers in a pattern stand for all layers.
+    """Select the layers whose names match an `fnmatch` pattern; numbers match any number.
 
     Raises:
         UserError: a pattern that no layer matches; the message lists the layers.
@@ -141,7 +138,7 @@ def _model_dtype(layers: Iterable[Layer]) -> str:
 
 
 def _with_shared_experts(layers: tuple[Layer, ...], folder: Path) -> tuple[Layer, ...]:
-    """Count shared experts, which every token uses, as so many more routed ones.
+    """Count shared experts as additional routed ones.
 
     Raises:
         UserError: the model has none, or of another width than the routed ones.

@@ -1,4 +1,4 @@
-"""Confine: a process that writes no file and has little memory and time, for the rest of its life."""
+"""Confine this process permanently: limits on memory and CPU time, no file writes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Limits:
     """Limits on describing one model, beyond those of any real one.
 
     Attributes:
-        memory: most bytes of address space beyond those of the idle process.
-        seconds: most seconds of processor time.
+        memory: most bytes of address space in addition to the idle process's.
+        seconds: most CPU seconds.
     """
 
     memory: int = 4 << 30
@@ -22,17 +22,17 @@ class Limits:
 
 
 def beyond(folder: str, limit: str) -> str:
-    """Write the fault of a model that exceeds a limit."""
+    """Return the message for a model that exceeds a limit."""
     return f"{folder}/config.json: building its model takes more than {limit}; check the sizes in the file"
 
 
 def too_deep(folder: str) -> str:
-    """Write the fault of a file with too many levels."""
+    """Return the message for a file that is nested too deeply."""
     return f"{folder}/config.json: nested too deeply; no model has such a file"
 
 
 def confine(limits: Limits) -> None:
-    """Limit this process's memory, processor time and file sizes until it ends."""
+    """Limit this process's address space, CPU time and file sizes permanently."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     wanted = {
         resource.RLIMIT_CORE: 0,
@@ -46,7 +46,7 @@ def confine(limits: Limits) -> None:
 
 
 def lift_time_limit() -> None:
-    """Let this process go on for as long as it takes."""
+    """Lift the limit on CPU time."""
     _, most = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (most, most))
 

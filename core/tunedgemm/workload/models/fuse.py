@@ -1,4 +1,4 @@
-"""Fuse: one rank's layers as serving engines run them: layers that read one input become one product."""
+"""Fuse: merge layers with a common input into one GEMM, as serving engines do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import attrs
 from tunedgemm.workload.models.layer import Layer
 from tunedgemm.workload.models.roles import crosses
 
-#: roles fused into one product -> the last word of its name
+#: Roles that are fused -> last word of the fused layer's name.
 _TOGETHER = {
     ("q", "k", "v"): "qkv_proj",
     ("k", "v"): "kv_proj",
@@ -20,12 +20,12 @@ _TOGETHER = {
 
 @attrs.frozen
 class Latent:
-    """Widths of one head of an attention with a latent vector for keys and values (MLA).
+    """Widths of a head in multi-head latent attention (MLA).
 
     Attributes:
         rank: width of the latent vector (kv_lora_rank).
-        nope: part of a key without position (qk_nope_head_dim).
-        value: a value (v_head_dim).
+        nope: part of a key without position encoding (qk_nope_head_dim).
+        value: width of a value (v_head_dim).
     """
 
     rank: int
@@ -34,11 +34,11 @@ class Latent:
 
 
 def fused(layers: Iterable[Layer], latent: Latent | None) -> tuple[Layer, ...]:
-    """Join layers of one input; replace the kv up-projection of MLA by the two products of decoding.
+    """Fuse layers with a common input; replace MLA's kv up-projection by decoding's two GEMMs.
 
     Args:
-        layers: of one rank.
-        latent: the widths of MLA, None for a model without it.
+        layers: the layers of one rank.
+        latent: the widths of MLA; None for a model without it.
     """
     joined: list[Layer] = []
     waiting = list(layers)
@@ -60,9 +60,9 @@ def _may_fuse(first: Layer, other: Layer) -> bool:
 
 
 def _fusible(layers: list[Layer]) -> list[Layer]:
-    """Return the siblings that fuse with the first, in the engines' order; else the first alone.
+    """Return the siblings that fuse with the first, in the engines' order; else the first only.
 
-    Queries of a decoder that attends to its encoder have another input than keys and values.
+    In cross-attention, queries have another input than keys and values.
     """
     by_role = {layer.role: layer for layer in reversed(layers)}
     for roles in _TOGETHER:
@@ -77,9 +77,9 @@ def _fuse(parts: list[Layer]) -> Layer:
 
 
 def _absorbed(layer: Layer, latent: Latent) -> list[Layer]:
-    """Return kv_b_proj as decoding has it: per head, one product into the latent space and one out of it.
+    """Return the absorbed kv_b_proj of decoding: per head, one GEMM into latent space and one out.
 
-    Its halves stay in 16 bits, whatever the weights of the model are.
+    Both stay in 16 bits, regardless of the model's quantisation.
     """
     heads = layer.n // layer.unit
     plain = attrs.evolve(layer, kind="batched", batch=heads, bias=False, scheme="", role="", unit=1)

@@ -1,4 +1,4 @@
-"""Layer: one product that a model computes, and its count per forward pass; torch-free."""
+"""Layer: a GEMM layer of a model and its count per forward pass. Torch-free."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import attrs
 from tunedgemm.dtype import parse_dtype
 from tunedgemm.errors import UserError
 
-#: kinds of layers: a plain product, a router of experts, the logits, experts, one product per head
+#: Kinds of layers: a linear layer, an expert router, the LM head, experts, one GEMM per head.
 KINDS = ("linear", "router", "head", "experts", "batched")
 
 
@@ -23,9 +23,8 @@ class Experts:
     Attributes:
         count: routed experts.
         topk: experts per token.
-        act: the activation between both products, as in `Shape.extra` of fmoe; "" for one that no
-            op computes.
-        gated: whether the first product has a gate and an up half.
+        act: the activation between both GEMMs, as in `Shape.extra` of fmoe; "" if unsupported.
+        gated: whether the first GEMM has a gate and an up half.
     """
 
     count: int = attrs.field(validator=_positive)
@@ -36,28 +35,26 @@ class Experts:
 
 @attrs.frozen
 class Layer:
-    """Equal products of a model: ``out[M, n] = x[M, k] @ weight[n, k].T``.
+    """Equal layers of a model: ``out[M, n] = x[M, k] @ weight[n, k].T``.
 
     Attributes:
         name: its module path, with ``*`` for numbers: ``model.layers.*.self_attn.q_proj``.
         kind: one of `KINDS`.
-        n, k: rows and columns of the weight. For experts n is the model's width (model_dim) and k
-            the width between both products (inter_dim).
-        count: how many a forward pass runs; a module that it runs more than once counts once.
+        n, k: rows and columns of the weight; for experts model_dim and inter_dim.
+        count: number of such modules in a forward pass; a reused module counts once.
         bias: whether a bias [n] is added.
-        dtype: of activations and output, as a short text; `scheme` says what is quantised.
-        role: its role (`tunedgemm.workload.models.roles`), "" for an unknown name.
-        unit: rows that are never split, or columns where its role closes a block: the width of a
-            head; 1 for none.
-        kv_units: how many units are heads of keys or values, which ranks share where there are
-            fewer heads than ranks.
-        kv_heads: heads of keys, and as many of values.
-        batch: products of kind ``batched`` in one call.
-        experts: of kind ``experts``, else None.
-        scheme: the quantisation of weights and activations (`tunedgemm.workload.models.scheme`), ""
-            for none.
-        refused: why it is left out, as the end of "left out, as …"; "" for a layer that is listed.
-        tower: whether it is outside the text part of the model, as an encoder of images is.
+        dtype: short dtype of activations and output, before quantisation by `scheme`.
+        role: its role (`tunedgemm.workload.models.roles`); "" if unknown.
+        unit: rows (or columns, for a closing role) that tensor parallelism never splits: the head
+            width; 1 for none.
+        kv_units: number of units that are key or value heads, which ranks share if there are fewer
+            heads than ranks.
+        kv_heads: number of key heads, equal to that of value heads.
+        batch: number of GEMMs per call of kind ``batched``.
+        experts: fields of kind ``experts``; else None.
+        scheme: the quantisation (`tunedgemm.workload.models.scheme`); "" for none.
+        refused: why it is left out, as the end of "left out, as …"; "" for a listed layer.
+        tower: whether it is outside the text part of the model, such as an image encoder.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Listing: the layers of a rank as shapes of ops, for given M."""
+"""Listing: convert the layers of a rank to shapes of ops for given M."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tunedgemm.table.untuned import Untuned, layers_of_both
 from tunedgemm.workload.models.layer import Layer
 from tunedgemm.workload.models.scheme import SCHEMES
 
-#: Most M of one list; a table never needs as many.
+#: Most M per list.
 MOST_ROWS = 4096
 
 #: scheme -> the op of a plain product, the op for shuffled weights, "" where no op has such
@@ -49,12 +49,11 @@ _SHUFFLED = "aiter16x16"
 
 @attrs.frozen
 class Formats:
-    """Number formats that a checkpoint leaves open.
+    """Number formats that a checkpoint does not determine.
 
     Attributes:
-        fp8: the dtype of 8-bit floats, ``fp8_e4m3fn`` or ``fp8_e4m3fnuz``; by default the present
-            device's.
-        preshuffle: whether weights are shuffled, as AITER's engines do.
+        fp8: the fp8 dtype, ``fp8_e4m3fn`` or ``fp8_e4m3fnuz``; by default the current device's.
+        preshuffle: whether weights are shuffled, as in AITER's engines.
     """
 
     fp8: str = attrs.field(default=FP8, converter=parse_dtype, validator=attrs.validators.in_(quantised.FP8))
@@ -62,10 +61,10 @@ class Formats:
 
 
 def rows_of(sets: Iterable[int], batch_size: int = 1) -> tuple[int, ...]:
-    """Return the M of the activations, each times *batch_size*, ascending and unique.
+    """Return the distinct M, each times *batch_size*, ascending.
 
     Raises:
-        UserError: none, an invalid one, or too many.
+        UserError: no M, an invalid M, or too many.
     """
     numbers = tuple(sets)
     if not isinstance(batch_size, int) or batch_size < 1:
@@ -82,13 +81,13 @@ def rows_of(sets: Iterable[int], batch_size: int = 1) -> tuple[int, ...]:
 
 
 def listed(layers: Iterable[Layer], rows: Iterable[int], formats: Formats) -> tuple[dict[str, tuple[Untuned, ...]], tuple[str, ...]]:
-    """Return the shapes of a forward pass by op, and notes on products without an op.
+    """Return the shapes of a forward pass by op, and notes on layers without an op.
 
-    Each shape is listed once, with the number and names of the layers that run it.
+    Each shape is listed once, with the number and names of its layers.
 
     Args:
-        layers: of one rank.
-        rows: M of each product.
+        layers: the layers of one rank.
+        rows: the M of each layer.
     """
     by_op: dict[str, dict[Shape, Untuned]] = {}
     notes: dict[str, None] = {}
@@ -133,7 +132,7 @@ def merge_lists(
 
 
 def by_tokens(by_op: Mapping[str, tuple[Untuned, ...]]) -> dict[str, tuple[Untuned, ...]]:
-    """Multiply counts by passes, as if each M of a list served as many tokens: M = 1 runs most often."""
+    """Weight counts as if each M served equally many tokens, so that M = 1 runs most often."""
     most = max((row.shape.m for rows in by_op.values() for row in rows), default=1)
     return {
         name: tuple(attrs.evolve(row, count=row.count * max(1, round(most / row.shape.m))) for row in rows) for name, rows in by_op.items()
@@ -141,7 +140,7 @@ def by_tokens(by_op: Mapping[str, tuple[Untuned, ...]]) -> dict[str, tuple[Untun
 
 
 def left_out(layer: Layer) -> str:
-    """Return why a layer is in no list, as the end of "left out, as …"; "" where an op has its product."""
+    """Return why a layer is not listed, as the end of "left out, as …"; "" if it is."""
     if layer.refused or layer.kind == "experts" or _OPS[layer.scheme][0]:
         return layer.refused
     return f"no op has {SCHEMES[layer.scheme]}"
@@ -195,5 +194,5 @@ def _experts_cells(layer: Layer, word: str, formats: Formats) -> dict[str, str]:
 
 
 def _as_called(shape: Shape) -> Shape:
-    """Return experts with the dtype that `fused_moe` gives their activations."""
+    """Return experts with the dtype to which `fused_moe` quantises activations."""
     return attrs.evolve(shape, extra={**dict(shape.extra), "q_dtype_a": default_q_dtype_a(shape)})  # type: ignore[arg-type]

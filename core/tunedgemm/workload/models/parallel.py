@@ -1,8 +1,8 @@
-"""Parallel: layers of full size to those of one rank of tensor parallelism.
+"""Parallel: split layers over the ranks of tensor parallelism.
 
-Serving engines split by the role of a layer, and by the model's plan where its name has no known
-role. Ranks share the heads of keys and values where there are fewer heads than ranks, and the
-vocabulary is padded. Transformers splits by the model's plan, and by role where it has none.
+Serving engines split by the role of a layer, or by the model's plan if the role is unknown. Ranks
+share key and value heads if there are fewer heads than ranks, and the vocabulary is padded.
+Transformers splits by the model's plan, or by role without one.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from tunedgemm.errors import UserError
 from tunedgemm.workload.models.layer import Layer
 from tunedgemm.workload.models.roles import NEVER_SPLIT, SPLIT_BY_COLUMNS, SPLIT_BY_ROWS
 
-#: Engines pad the vocabulary to a multiple of this before they split it (DEFAULT_VOCAB_PADDING_SIZE
-#: of vLLM and SGLang).
+#: Multiple to which engines pad the vocabulary (DEFAULT_VOCAB_PADDING_SIZE of vLLM and SGLang).
 VOCAB_STEP = 64
-#: Scheme -> rows and columns of the weight that share a scale, which engines do not split.
+#: Scheme -> rows and columns per weight scale, which engines do not split.
 _BLOCKS = {"fp8_block": 128, "fp8_block_weight": 128, **dict.fromkeys(("mxfp4", "mxfp4_weight", "mxfp4_fp8", "mxfp8", "int4_weight"), 32)}
-#: Most ranks; no engine splits one layer over as many.
+#: Most ranks, more than any engine uses.
 MOST_RANKS = 1024
 
 #: transformers' styles of a plan (transformers.distributed.tensor_parallel) -> how the weight is

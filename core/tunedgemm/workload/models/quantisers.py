@@ -1,7 +1,7 @@
-"""Quantisers: spellings of ``quantization_config`` in ``config.json``, read as schemes; torch-free.
+"""Quantisers: parse ``quantization_config`` of ``config.json`` to schemes. Torch-free.
 
-Of transformers' fp8, FBGEMM, compressed-tensors, Quark, ModelOpt and the MXFP4 of gpt-oss. The
-formats of others are refused.
+Supported are transformers' fp8, FBGEMM, compressed-tensors, Quark, ModelOpt and gpt-oss's MXFP4.
+Others are rejected.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import attrs
 
 from tunedgemm.workload.models.scheme import WIDE, Quantisation, Rule, Scheme, Verdict, is_text, stated_parts
 
-#: the keys under which quantisers list the layers that they skip
+#: Keys under which quantisers list skipped layers.
 _IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude", "exclude_modules", "llm_int8_skip_modules")
-#: keys of any quantiser that decide no dtype of a product of weights
+#: Keys of any quantiser that do not affect the dtypes of GEMMs.
 _HARMLESS = {
     "quant_method", "version", "producer", "quantization_status", "global_compression_ratio", "run_compressed", "dequantize",
     "kv_cache_scheme", "kv_cache_dtype", "kv_cache_quant_algo", "kv_cache_quant_config", "kv_cache_group", "kv_cache_post_rope",
@@ -51,7 +51,7 @@ _FORMATS = {
     ("fp8", "row", "", ""): "fp8_row_weight",
     ("fp8", "tensor", "", ""): "fp8_tensor_weight",
 }
-#: a quantiser's word for what shares a scale -> ours
+#: A quantiser's scale granularity -> ours.
 _BY = {"tensor": "tensor", "per_tensor": "tensor", "channel": "row", "per_channel": "row", "token": "row", "per_token": "row"}
 #: ModelOpt's algorithms
 _ALGORITHMS = {
@@ -73,7 +73,7 @@ _NARROW = re.compile(r"(?:fp|int|nf|float|mxfp|nvfp|uint)[468](?![0-9])|e\dm\d",
 
 
 def quantisation_of(raw: Mapping[str, Any]) -> Quantisation:
-    """Return the quantisation that ``config.json`` states, for each part of the model."""
+    """Return the quantisation in ``config.json``, for each part of the model."""
     stated = dict(stated_parts(raw))
     whole = _scheme_of(stated[""], raw) if "" in stated else Scheme(experts=_experts({}, raw, WIDE))  # experts may still name their dtype
     text, others = whole, whole
@@ -96,7 +96,7 @@ def _part(raw: Mapping[str, Any], path: str) -> Mapping[str, Any]:
 
 
 def _with_fields(scheme: Scheme, raw: Mapping[str, Any]) -> Scheme:
-    """Leave out the layers that an unread field of the file may give another dtype."""
+    """Leave out layers whose dtype an unknown field of the file may decide."""
     rules = []
     for part in (raw, *(raw[name] for name in raw if is_text(name) and isinstance(raw[name], Mapping))):
         for field, value in part.items():
@@ -137,7 +137,7 @@ def _without(scheme: Scheme, unread: Mapping[str, Any]) -> Scheme:
 
 
 def _entries(value: Any) -> tuple[str, ...]:
-    """Return the names of a list, or a single name; none of anything else."""
+    """Return the names in a list, or a single name; () for anything else."""
     return (value,) if isinstance(value, str) else tuple(map(str, value)) if isinstance(value, list | tuple) else ()
 
 
@@ -299,7 +299,7 @@ def _of_algorithm(algorithm: Any, stated: Mapping[str, Any]) -> Verdict:
 
 
 def _unknown(method: str, stated: Mapping[str, Any]) -> Scheme:
-    """Refuse the quantised layers of another method; those that GPTQ's fields exempt stay."""
+    """Leave out the quantised layers of an unsupported method, except those GPTQ's fields exempt."""
     verdict = _refuse(f"the format of quant_method {method!r}")
     skipped = tuple(f"re:{name[2:]}" for name in _mapping(stated.get("dynamic")) if name.startswith("-:"))
     rules = [Rule(skipped, WIDE)] if skipped else []

@@ -1,8 +1,8 @@
-"""Roles: the role of a linear layer, by the names that models give it; torch-free."""
+"""Roles: infer the role of a linear layer from its name. Torch-free."""
 
 from __future__ import annotations
 
-#: role -> last words of the names of its modules, in transformers and in checkpoints
+#: Role -> last words of module names, in transformers and in checkpoints.
 _WORDS = {
     "q": ("q_proj", "query", "q", "wq", "q_lin", "query_proj", "to_q"),
     "k": ("k_proj", "key", "k", "wk", "k_lin", "key_proj", "to_k"),
@@ -19,21 +19,20 @@ _WORDS = {
     "down": ("down_proj", "w2", "fc2", "dense_4h_to_h", "linear_fc2", "lin2", "linear_2"),
 }
 _ROLES = {word: role for role, words in _WORDS.items() for word in words}
-#: names that close an attention inside one, and a feed-forward network elsewhere
+#: Names of output projections: of an attention inside one, else of a feed-forward network.
 _CLOSING = ("dense", "c_proj", "wo", "proj", "linear_proj")
 _IN_ATTENTION = ("attn", "attention")
 
-#: Megatron's scheme, which serving engines follow: split the opening layer of a block by rows, the
-#: closing one by columns.
+#: Megatron's scheme, as in serving engines: column-parallel first layers (weight rows are split),
+#: row-parallel last layers (weight columns are split).
 SPLIT_BY_ROWS = ("q", "k", "v", "qkv", "q_b", "kv_b", "gate", "up", "gate_up")
 SPLIT_BY_COLUMNS = ("o", "down")
-#: roles that every rank has whole: the down projection to a latent vector, whose parts are not
-#: heads
+#: Roles that are replicated on every rank: down projections to a latent vector.
 NEVER_SPLIT = ("q_a", "kv_a")
 
 
 def role_of(name: str) -> str:
-    """Return the role of the module with this name, "" for an unknown one."""
+    """Return the role of a module by its name; "" if unknown."""
     parent, _, word = name.rpartition(".")
     if word in _CLOSING:
         above = parent.lower().split(".")[-2:]
@@ -44,11 +43,11 @@ def role_of(name: str) -> str:
 
 
 def crosses(name: str) -> bool:
-    """Tell whether keys and values have another source than queries: a decoder's attention to its encoder."""
+    """Check whether a name is that of a cross-attention."""
     return any(part in name.lower() for part in ("encdecattention", "encoder_attn", "cross_attn", "crossattention"))
 
 
 def chooses_experts(name: str) -> bool:
-    """Tell whether the linear layer with this name scores each expert."""
+    """Check whether a linear layer is an expert router, by its name."""
     parent, _, word = name.rpartition(".")
     return word in ("router", "shared_expert_gate") or parent.rpartition(".")[2] == "router"

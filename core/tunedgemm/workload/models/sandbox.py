@@ -1,7 +1,7 @@
-"""Sandbox: child processes that describe a model with little memory and time, and no hub.
+"""Sandbox: child processes that describe a model offline, with limited memory and time.
 
-A server imports transformers once and forks a process for each model. That process has limits of
-the kernel on memory, processor time and the size of files. Code of a checkpoint is never run.
+A server imports transformers once and forks a process per model. That process has rlimits on
+address space, CPU time and file sizes. Code of a checkpoint is never run.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ import attrs
 from tunedgemm.errors import UserError
 from tunedgemm.workload.models.confine import Limits, beyond, confine, lift_time_limit, too_deep
 
-#: Seconds without a request after which the server ends.
+#: Idle timeout of the server, in seconds.
 _IDLE = 30
-#: Longest wait for an answer, in seconds of the clock: the limit on processor time comes first.
+#: Timeout of an answer in seconds; the limit on CPU time is shorter.
 _PATIENCE = 900
-#: Largest answer, in bytes.
+#: Most bytes of an answer.
 _LARGEST_ANSWER = 64 << 20
-#: Beginnings of the names of variables that point transformers at hubs, caches and code.
+#: Prefixes of variables that point transformers to hubs, caches and code.
 _VARIABLES = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "KERNELS_", "LOCAL_KERNELS", "USE_HUB_KERNELS", "TORCH_HOME")
-#: Variables of the server: no hub, no folder that could hold caches of it, no GPU.
+#: Variables of the server: offline, without caches, without GPUs.
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -53,7 +53,7 @@ sandbox.serve(int(sys.argv[1]), architecture.describe)
 
 
 def ask(question: dict[str, Any], limits: Limits) -> Any:
-    """Return what `architecture.describe` answers to a question, computed in the sandbox.
+    """Run `architecture.describe` in the sandbox and return its result.
 
     Raises:
         UserError: the description fails or exceeds the limits, or the process cannot be started.
@@ -71,7 +71,7 @@ def ask(question: dict[str, Any], limits: Limits) -> Any:
 
 
 def stop() -> None:
-    """End this process's server, if any; the next question starts another."""
+    """Stop this process's server, if any; the next question starts another."""
     _server(os.getpid()).stop()
 
 
@@ -148,7 +148,7 @@ class _Server:
 
 
 def serve(descriptor: int, describe: Callable[..., Any]) -> None:
-    """Answer questions by a function, each in a forked process, until none comes for a while."""
+    """Answer each question in a forked process, until the idle timeout."""
     connection = Connection(descriptor)
     sys.dont_write_bytecode = True
     tempfile.gettempdir()  # found by writing, which a forked process may not
@@ -169,7 +169,7 @@ def serve(descriptor: int, describe: Callable[..., Any]) -> None:
 
 
 def _answer(connection: Connection, request: bytes, describe: Callable[..., Any]) -> NoReturn:
-    """Send the description that a request asks for, or why there is none; end the process."""
+    """Send the requested description or the error, and exit."""
     try:
         question, granted = json.loads(request)
         limits = Limits(**granted)
@@ -191,7 +191,7 @@ def _answer(connection: Connection, request: bytes, describe: Callable[..., Any]
 
 
 def _ended(folder: str, exit_code: int, seconds: int) -> str:
-    """Write why the process of a question ended without an answer."""
+    """Return the message for a process that ended without an answer."""
     if exit_code == -signal.SIGXCPU:
         return beyond(folder, f"{seconds} s of processor time")
     return f"{folder}/config.json: the process that builds its model ended with {exit_code}; check the sizes in the file"

@@ -1,7 +1,6 @@
-"""Scheme: the quantisation that a checkpoint states for each of its layers; torch-free.
+"""Scheme: the quantisation of each layer, from ``config.json``. Torch-free.
 
-Read from ``config.json``. A field that may decide a dtype and is not read costs the layers that it
-may concern: they are left out by name, never guessed.
+Layers whose dtype an unknown field may decide are left out by name, not guessed.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ class Verdict:
     """The quantisation of one layer.
 
     Attributes:
-        scheme: one of `SCHEMES`, "" for 16 bits.
-        refused: why the layer is left out, as the end of "left out, as …"; or "".
+        scheme: one of `SCHEMES`; "" for 16 bits.
+        refused: why the layer is left out, as the end of "left out, as …"; "" if it is not.
     """
 
     scheme: str = ""
@@ -54,7 +53,7 @@ WIDE = Verdict()
 
 @attrs.frozen
 class Rule:
-    """What holds for the layers that a list of names matches."""
+    """The verdict on layers whose names match a list of patterns."""
 
     patterns: tuple[str, ...]
     verdict: Verdict
@@ -76,10 +75,10 @@ class Scheme:
     """The quantisation of a part of a model.
 
     Attributes:
-        usual: of a layer that no rule matches.
-        rules: the first that matches a layer decides.
-        experts: of routed experts that no rule matches, where they differ from others.
-        notes: sentences on fields that are not read.
+        usual: the verdict on layers that no rule matches.
+        rules: rules in order; the first that matches a layer decides.
+        experts: the verdict on routed experts that no rule matches, if it differs.
+        notes: sentences on unknown fields.
     """
 
     usual: Verdict = WIDE
@@ -115,7 +114,7 @@ class Quantisation:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """Tell whether a list's entry matches the module of this name: whole, by words or as a pattern."""
+    """Check whether an entry matches a module's name: entirely, by words or as a pattern."""
     if pattern.startswith("re:"):
         try:
             return re.match(pattern[3:], name) is not None

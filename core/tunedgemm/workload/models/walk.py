@@ -1,8 +1,8 @@
-"""Walk: the modules of a model, whatever its architecture, as layers of full size, unfused.
+"""Walk: convert the modules of any model to unsplit, unfused layers.
 
-Modules of torch and transformers that multiply by a weight are recognised by their class. Experts
-are recognised by their weights, one for all of them or one for each. Any other module with a
-two-dimensional weight is run once on the meta device, to find its products.
+Linear modules of torch and transformers are recognised by class, experts by their weights, stacked
+or separate. Any other module with a two-dimensional weight is run once on the meta device to find
+its GEMMs.
 """
 
 from __future__ import annotations
@@ -39,16 +39,14 @@ _OF_AN_EXPERT = ({"w1", "w2", "w3"}, {"gate_proj", "up_proj", "down_proj"}, {"up
 _SIDES = ("input_linear", "output_linear")
 _DOWN = ("w2", "down_proj", "wo", "fc2")
 
-#: parts of the names of weights that are looked up or added, not multiplied
+#: Parts of the names of weights that are not multiplied, but looked up or added.
 _NO_PRODUCT = ("embed", "pos_", "position", "token", "bias", "a_log")
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 def layers(source: ModelSource, quantisation: Quantisation) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
-    """Return the layers of a model in the order of its modules, and notes on other weights.
-
-    Equal layers are counted.
+    """Return the layers of a model with counts, in module order, and notes on other weights.
 
     Args:
         quantisation: says which modules are quantised; modules with one generic name may differ.
