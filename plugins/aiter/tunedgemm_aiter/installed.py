@@ -21,7 +21,7 @@ from tunedgemm.tools.launching import ForkSafeLock, load_fault
 
 PACKAGE = "aiter"
 _DISTRIBUTIONS = ("amd-aiter", PACKAGE)
-#: Seconds that AITER's first import may take: it compiles an extension where its wheel has none.
+#: Timeout of AITER's first import in seconds; it may compile an extension missing in its wheel.
 _IMPORT_SECONDS = 900
 _importing = ForkSafeLock()
 

@@ -21,7 +21,7 @@ class Instance(Protocol):
 
 #: The op of experts, whose instances are two stages.
 MOE = "fmoe"
-#: What the families of Composable Kernel need installed.
+#: Requirements of Composable Kernel's families.
 AMD_NEEDS = ("Composable Kernel's headers, which ROCm has", "amdclang++ or hipcc of ROCm, until compiled")
 #: An instance and a solution's splitK.
 Candidate = tuple[Instance, int]

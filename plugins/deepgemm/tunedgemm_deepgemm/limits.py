@@ -11,7 +11,7 @@ OPS = {
     "a8w8_blockscale": ("fp8_e4m3fn", "block", ("bf16",)),
     "fmoe": ("", "none", ("bf16", "fp16")),
 }
-#: What experts multiply, and their activation.
+#: Supported weight dtype, quantisation and activation of experts.
 _EXPERT_WORDS = {"q_dtype_w": "fp8_e4m3fn", "q_type": "per_1x128", "act": "silu"}
 #: Most experts and pairs of a token: one program counts all of them, or reads all of a token's.
 _MOST_EXPERTS, _MOST_TOPK = 1024, 32
@@ -24,7 +24,7 @@ PLATFORMS = (
 )
 #: Rows of an operand in memory are multiples of these bytes, a limit of TMA.
 ROW_BYTES = 16
-#: Elements of K that share a scale.
+#: Elements of K per scale.
 BLOCK = 128
 
 

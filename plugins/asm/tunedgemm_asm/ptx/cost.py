@@ -27,7 +27,7 @@ _WGMMA_ROWS = 16
 _MEMORY, _L2 = 3.66e6, 19e6  # bytes per microsecond
 #: Bytes per microsecond that reach one SM.
 _SM = 12.5e4
-#: Microseconds of the latency of a load, and of the fixup of a tile with split-K.
+#: Load latency, and split-K fixup of a tile, in microseconds.
 _LATENCY, _MEETING = 1.24, 4.5
 #: Bytes that a consumer stores in a cycle, with conversion and shuffles, to global memory or
 #: panels.
@@ -38,9 +38,9 @@ _GIVING = 560.0
 #: Cycles from the last wgmma of a stage to its accumulators, and from the last addition to the next
 #: wgmma.
 _TURN = 117.0
-#: Share of the promotion's cycles that stays visible while another consumer multiplies.
+#: Fraction of promotion cycles not overlapped with another consumer's MMAs.
 _SHOWN_BY_ROW, _SHOWN_BY_BLOCK = 0.2, 0.8
-#: Share of a turn that stays visible where the next portion is multiplied meanwhile.
+#: Fraction of a turn not overlapped with the MMAs of the next portion.
 _SHOWN_OVERLAPPED = 0.7
 #: Visible cycles of a load or product of block scales.
 _FACTOR = 4.0

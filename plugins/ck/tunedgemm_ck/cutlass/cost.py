@@ -57,8 +57,8 @@ _HIDING = ("pingpong", *TENSOR_MEMORY)
 #: Slowdown of multiplying, fitted likewise: fp8 sums promoted out of the tensor core; block scales
 #: applied by ping-pong's one group of warps per tile (two groups hide it).
 _MOVING, _SCALING = 1.4, 1.4
-#: Share of the shorter of multiplying and loading that is exposed: of equal bytes the instance with
-#: less work comes first.
+#: Fraction of min(compute, load) time not overlapped: of equal bytes, the instance with less work
+#: comes first.
 _BESIDE = 0.1
 
 

@@ -14,7 +14,7 @@ from tunedgemm_ck.problem import batches_of
 #: Multiply-adds of one compute unit per clock, by the bits of an element: MI300X (AMD's CDNA 3
 #: white paper).
 _PRODUCTS = {16: 1024, 8: 2048, 4: 4096}
-#: Bytes that a compute unit loads per clock: between the 64 of L2 and its share of HBM, about 8.
+#: Load bandwidth of a compute unit in bytes per clock, between L2's 64 and HBM's 8 per unit.
 _BYTES = 24
 #: Clocks until the first tile arrives, and of the shortest step along K: some latency of HBM is
 #: exposed.
