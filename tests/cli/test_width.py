@@ -92,7 +92,7 @@ class TestGrid:
             assert max(map(len, lines)) <= width
 
     def test_narrower_forms_follow(self):
-        """All columns, then without optional ones, then without lines, then records of all cells."""
+        """All columns, then those that are not optional, then no lines, then records with every cell."""
         assert len(self.shown(90)[2].split("┃")) == 5
         assert len(self.shown(68)[2].split("┃")) == 5 and len(self.shown(68)) > len(self.shown(90))
         assert len(self.shown(62)[2].split("┃")) == 4

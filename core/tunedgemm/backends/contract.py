@@ -120,7 +120,7 @@ class _HookManager(pluggy.PluginManager):
 
 
 def _stored(hooks: object, name: str) -> Any:
-    """Return the stored attribute, else None; reading a slot runs no code."""
+    """Return an attribute before it is bound, None for an absent one; reading a slot runs no code."""
     found = inspect.getattr_static(hooks, name, None)
     return getattr(hooks, name, None) if inspect.ismemberdescriptor(found) else found
 

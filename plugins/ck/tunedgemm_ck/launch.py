@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
 from tunedgemm.tools.launching import ForkSafeLock, Launch, on_device, switched_on, torch_dtype, workspace
@@ -16,9 +16,6 @@ from tunedgemm_ck.native import MOE_POINTERS, POINTERS, UNSUPPORTED, load_object
 from tunedgemm_ck.problem import batches_of, problem_of
 from tunedgemm_ck.stages import sizes_of
 from tunedgemm_ck.toolchain import Finder
-
-if TYPE_CHECKING:
-    pass
 
 #: Objects compiled anew in this process; each is rebuilt once.
 _rebuilt: set[str] = set()

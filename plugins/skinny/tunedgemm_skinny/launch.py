@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution
 from tunedgemm.tools.launching import (
@@ -27,9 +27,6 @@ from tunedgemm_skinny.limits import depth_of, x_pieces
 from tunedgemm_skinny.names import KernelConfig, parse_name
 from tunedgemm_skinny.resources import grid_of, partial_bytes, per_split, shared_bytes, threads_of, unfit
 from tunedgemm_skinny.space import enumerate_kernels
-
-if TYPE_CHECKING:
-    pass
 
 #: Kernel names of AITER's rows. They only ask for a kernel for few rows, so the first solution
 #: serves.
