@@ -419,7 +419,7 @@ class _Computed(Bare):
         return "1"
 
 
-@pytest.mark.parametrize("kind", [_Slotted, _Computed])
+@pytest.mark.parametrize("kind", [_Slotted, _Computed, attrs.frozen(_Computed)], ids=["slot", "property", "attrs"])
 def test_a_hook_is_found_without_running_code(kind, cpu):
     """It may be in a slot, or a marked staticmethod; properties are not evaluated."""
     assert Backend("mine", kind(), ops=("a16w16",)).library_version(cpu) == "1"

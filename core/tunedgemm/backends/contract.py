@@ -122,7 +122,12 @@ class _HookManager(pluggy.PluginManager):
 def _stored(hooks: object, name: str) -> Any:
     """Return an attribute before it is bound, None for an absent one; reading a slot runs no code."""
     found = inspect.getattr_static(hooks, name, None)
-    return getattr(hooks, name, None) if inspect.ismemberdescriptor(found) else found
+    if not inspect.ismemberdescriptor(found):
+        return found
+    try:
+        return found.__get__(hooks)  # getattr() would ask __getattr__ for the value of an empty slot
+    except AttributeError:
+        return None
 
 
 def bound_hooks(libtype: str, hooks: object) -> dict[str, Callable[..., Any]]:

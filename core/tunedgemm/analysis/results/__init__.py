@@ -140,7 +140,6 @@ def _read_table(path: Path, findings: Findings, faults: Faults, op: str) -> None
 __all__ = [
     "BASELINE",
     "Entry",
-    "Faults",
     "Findings",
     "SLOWER",
     "STATUSES",
