@@ -171,7 +171,7 @@ def test_reference_has_every_public_name(site):
         missing += [prefix + name for name in names if prefix + name not in page.anchors]
 
     assert missing == []
-    assert "activations in bf16, fp16, fp32 or fp8" in (site / "api" / "tunedgemm.html").read_text()
+    assert "activations [..., K] in bf16, fp16, fp32 or fp8" in (site / "api" / "tunedgemm.html").read_text()
     assert ">tuned_file,\N{NO-BREAK SPACE}untuned_file<" in (site / "api" / "plugin.html").read_text()  # of one description
 
 
