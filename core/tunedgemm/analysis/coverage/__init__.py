@@ -18,7 +18,7 @@ from tunedgemm.analysis.coverage.known import known_times
 from tunedgemm.analysis.coverage.measure import measure_all
 from tunedgemm.analysis.coverage.proposal import Next, write_next
 from tunedgemm.analysis.coverage.result import PADDED, SOURCES, TUNED, UNTUNED, WORDS, Entry, Group, Passed, Regret, Unused
-from tunedgemm.analysis.coverage.whole import BY, Coverage
+from tunedgemm.analysis.coverage.whole import Coverage
 from tunedgemm.backends.backend import Backend
 from tunedgemm.device import Device, current_device
 from tunedgemm.dispatch.dispatcher import Dispatcher
@@ -147,6 +147,6 @@ def _graph_notes(calls: Captured, replays: Replays) -> list[str]:
 
 
 __all__ = [
-    "BY", "PADDED", "SHIPPED", "SOURCES", "TUNED", "UNTUNED", "WORDS",
+    "PADDED", "SHIPPED", "SOURCES", "TUNED", "UNTUNED", "WORDS",
     "Coverage", "Entry", "Group", "Next", "Passed", "Regret", "Replays", "Unused", "coverage", "write_next",
 ]  # fmt: skip

@@ -49,7 +49,7 @@ class _BlockKernel:
     outdtypes: tuple[str, ...] = ("bf16", "fp16")
 
     def serves(self, engine: str, shape: Shape, device: Device) -> bool:
-        """Tell whether an engine multiplies a shape with it, unless an earlier kernel does."""
+        """Check whether an engine may run a shape on this kernel; the first that it may run serves it."""
         if engine not in self.switches or device.gfx not in self.gfx or shape.outdtype not in self.outdtypes:
             return False
         is_on = os.environ.get(self.switches[engine], "1").strip().lower() not in OFF
