@@ -169,7 +169,7 @@ def test_lists_are_those_of_plain_weights(failing: Any) -> None:
         untuned = asm.heuristic_fallback(shape, H200)
         assert untuned is not None
         config = parse_name(untuned.kernel_name)
-        assert (unfit(config, 1, shape), untuned.split_k, config.promoted) == (None, 1, shape.dtype == FP8)
+        assert (unfit(config, untuned.split_k, shape), config.promoted) == (None, shape.dtype == FP8)
 
     assert not failing(
         check,

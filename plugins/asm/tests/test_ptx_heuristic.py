@@ -32,10 +32,10 @@ BY_BLOCK = Shape("a8w8_blockscale", 64, 8192, 4096, "fp8_e4m3fn", "bf16", scale=
         ("h100-2026-11-26/a16w16-trials.csv.gz", PLAIN, 0.99, 1.06, 40),
         ("h100-2026-11-26/a16w16-cold-trials.csv.gz", PLAIN, 1.0, 1.06, 40),
         ("h100-2026-11-26/a16w16-campaign-trials.csv.gz", PLAIN, 0.99, 1.04, 35),
-        ("h200-2026-11-26/a16w16-trials.csv.gz", PLAIN, 0.99, 1.06, 34),
-        ("h100-2026-11-26/a8w8_blockscale-trials.csv.gz", BY_BLOCK, 1.03, 1.16, 40),
-        ("h100-2026-11-26/a8w8_blockscale-layers-trials.csv.gz", BY_BLOCK, 1.0, 1.28, 180),
-        ("h200-2026-11-28/a8w8_blockscale-trials.csv.gz", BY_BLOCK, 1.03, 1.5, 24),
+        ("h200-2026-11-26/a16w16-trials.csv.gz", PLAIN, 0.975, 1.06, 50),
+        ("h100-2026-11-26/a8w8_blockscale-trials.csv.gz", BY_BLOCK, 1.03, 1.2, 40),
+        ("h100-2026-11-26/a8w8_blockscale-layers-trials.csv.gz", BY_BLOCK, 1.0, 1.33, 180),
+        ("h200-2026-11-28/a8w8_blockscale-trials.csv.gz", BY_BLOCK, 1.0, 1.5, 24),
     ],
     ids=[
         "by row",
@@ -50,7 +50,7 @@ BY_BLOCK = Shape("a8w8_blockscale", 64, 8192, 4096, "fp8_e4m3fn", "bf16", scale=
     ],
 )
 def test_the_kernel_of_an_untuned_call_was_faster_than_torchs(file: str, like: Shape, least: float, mean: float, fewest: int) -> None:
-    """The untuned kernel lost less than 1 % to torch's call everywhere, and was faster in the mean."""
+    """The untuned kernel lost less than 3 % to torch's call everywhere, and was faster in the mean."""
     gains = []
     for shape, times in read_times(RESULTS / file, like).items():
         solution = asm.heuristic_fallback(shape, H100 if file.startswith("h100") else H200)
@@ -72,7 +72,7 @@ def test_no_kernel_of_an_untuned_call_was_slower_than_torchs_in_a_process_withou
         if solution is not None and str(solution) == row["solution"]:
             timed_rows += 1
             slower += [row] if float(row["high"]) < 0.99 else []
-    assert timed_rows >= 140
+    assert timed_rows >= 120
     assert not slower
 
 
@@ -129,7 +129,7 @@ def test_tiles_of_x_that_share_rows_of_the_weight_run_side_by_side(m: int) -> No
     (33, 8192, H100, True), (128, 10240, H100, True), (65, 10232, H100, False), (64, 8192, H200, False), (64, 7160, H100, False),
     (256, 5120, H200, True), (256, 8192, H200, False), (192, 5120, H200, False), (256, 8192, H100, True),
     (256, 14336, H100, False), (257, 8192, H100, False), (16, 7168, H200, True), (16, 7176, H200, False),
-    (16, 7176, H100, True), (32, 7168, H200, False), (32, 7168, H100, True),
+    (16, 7176, H100, True), (32, 7168, H200, True), (32, 7176, H200, False), (32, 7176, H100, True), (32, 64, H200, True),
 ])  # fmt: skip
 def test_sixteen_bits_by_device(m: int, n: int, device: Device, is_served: bool) -> None:
     """An H100 gets kernels of more rows and of wider weights than other devices."""
@@ -146,27 +146,22 @@ def test_other_backends_serve_unmeasured_or_slower_classes(failing: Any) -> None
         check,
         itertools.product(
             [
-                *(attrs.evolve(LIKE, m=m) for m in (33, 255)),
-                attrs.evolve(LIKE, m=8, k=2032),
+                *(attrs.evolve(LIKE, m=m, k=1016) for m in (65, 256, 5000)),
                 attrs.evolve(LIKE, m=256, k=14336),
                 attrs.evolve(LIKE, m=512, k=12288),
                 attrs.evolve(LIKE, m=1024, n=35840, k=5120),
                 attrs.evolve(LIKE, m=4096, k=12288),
-                attrs.evolve(LIKE, n=2040),
-                attrs.evolve(LIKE, k=2032),
-                attrs.evolve(LIKE, k=4104),
                 attrs.evolve(LIKE, scale="tensor"),
                 attrs.evolve(LIKE, dtype="int8"),
                 *(attrs.evolve(PLAIN, m=m) for m in (1, 33, 1024)),
-                attrs.evolve(PLAIN, m=32, k=2048),
-                attrs.evolve(PLAIN, n=1536),
+                *(attrs.evolve(PLAIN, m=m, n=2040, k=4104) for m in (1, 2, 32)),
+                *(attrs.evolve(PLAIN, m=m, n=1024, k=1792) for m in (1, 4)),
+                attrs.evolve(PLAIN, m=64, n=4104, k=128),
+                attrs.evolve(PLAIN, m=64, n=512, k=2056),
                 attrs.evolve(PLAIN, outdtype="fp32"),
                 attrs.evolve(BY_BLOCK, extra={}),
-                attrs.evolve(BY_BLOCK, n=504, k=7168),
-                attrs.evolve(BY_BLOCK, n=32768, k=128),
-                attrs.evolve(BY_BLOCK, n=1024, k=768),
                 attrs.evolve(BY_BLOCK, m=16384),
-                attrs.evolve(BY_BLOCK, k=25600),
+                attrs.evolve(BY_BLOCK, m=1025, k=25600),
             ]
         ),
     )
@@ -181,8 +176,29 @@ def test_every_call_by_block_of_the_class_gets_a_kernel_that_fits(failing: Any) 
         assert solution is not None
         assert not asm.lacks(solution, shape, H200)
 
-    weights = [(512, 7168), (520, 16384), (1000, 2048), (4096, 256), (7168, 768), (32768, 512), (129280, 7168)]
+    weights = [(64, 128), (8, 16384), (512, 7168), (520, 16384), (1000, 2048), (4096, 256), (7168, 768), (32768, 512), (129280, 7168)]
     assert not failing(lambda m, weight: check(m, *weight), itertools.product([1, 2, 15, 33, 64, 65, 300, 4096, 8192], weights))
+
+
+def test_idle_multiprocessors_share_k(failing: Any) -> None:
+    """A weight of few rows is cut along K, and a large one is not."""
+
+    def check(like: Shape, m: int) -> None:
+        few, many = (asm.heuristic_fallback(attrs.evolve(like, m=m, n=n, k=k), H200) for n, k in ((256, 7168), (7168, 4096)))
+        assert few is not None
+        assert many is not None
+        assert few.split_k > 1 == many.split_k
+
+    assert not failing(check, [(LIKE, 1), (LIKE, 16), (LIKE, 64), (BY_BLOCK, 8), (BY_BLOCK, 64)])
+
+
+@pytest.mark.parametrize(("m", "n", "is_large"), [(4096, 7168, True), (1024, 7168, True), (1024, 4096, False), (256, 36864, False)])
+def test_many_rows_by_block_get_large_tiles_that_tma_stores(m: int, n: int, is_large: bool) -> None:
+    """Tiles of 128 x 256 outputs serve products that have one and a half for each multiprocessor."""
+    solution = asm.heuristic_fallback(attrs.evolve(BY_BLOCK, m=m, n=n), H100)
+    assert solution is not None
+    config = parse_name(solution.kernel_name)
+    assert (config.tile_a * config.tile_b == 128 * 256 and config.panels > 0) == is_large
 
 
 def test_one_row_is_m_major() -> None:

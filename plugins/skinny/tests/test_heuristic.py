@@ -37,14 +37,14 @@ def test_aiters_classes(sizes: tuple[int, int, int], taken: bool) -> None:
 
 
 def test_other_devices_and_weights_get_none() -> None:
-    """Small weights on NVIDIA, shuffled ones on AMD and CPUs get none.
+    """Narrow weights of small K on NVIDIA, shuffled ones on AMD and CPUs get none.
 
     AITER's rule counts compute units.
     """
     shape = Shape("a16w16", 1, 256, 4096)
     assert skinny.heuristic_fallback(shape, MI300) is not None
     assert skinny.heuristic_fallback(shape, Device("gfx942", 100)) is None
-    assert skinny.heuristic_fallback(shape, H200) is None
+    assert skinny.heuristic_fallback(Shape("a16w16", 1, 256, 1784), H200) is None
     assert skinny.heuristic_fallback(shape, Device("cpu-avx512", 304)) is None
     assert skinny.heuristic_fallback(Shape("a16w16", 1, 256, 4096, layout="aiter16x16"), MI300) is None
 
@@ -66,6 +66,13 @@ def test_other_devices_and_weights_get_none() -> None:
         ((3, 8192, 3584), False),
         ((3, 24576, 1536), False),
         ((16, 7168, 8192), False),
+        ((1, 64, 1792), True),
+        ((4, 512, 7168), True),
+        ((4, 1024, 6144), True),
+        ((4, 1024, 6152), False),
+        ((5, 512, 7168), False),
+        ((1, 1032, 2048), False),
+        ((1, 56, 7168), False),
     ],
 )
 def test_hopper_classes(sizes: tuple[int, int, int], taken: bool) -> None:

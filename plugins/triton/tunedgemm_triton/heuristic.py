@@ -22,14 +22,14 @@ _MI = 1 << 20
 #: Op -> untuned calls on Hopper that get the first listed kernel: most rows, elements of the
 #: weight, least N and K. Over torch's best call, on an H100 (26 November 2026) and an H200. bf16,
 #: one row: 1.04 to 1.48 for 30 weights, H200 1.01 to 1.40 for 22; two rows: 1.02 to 1.35 for 18,
-#: H200 1.01 to 1.23 for 16. A K of 1024 lost 20 %. fp8 by row, one row, weights from 16 Mi elements
-#: on: 1.14 to 2.2 for 12. Smaller weights of the same K take torch as long, and these kernels
-#: less. fp8 by block, one row, every order of scales: 1.9 to 4.7 for 6 weights below 14 Mi. A
-#: kernel takes seconds to compile, so asm serves larger ones, at 0.97 of the speed.
+#: H200 1.01 to 1.23 for 16. A K of 1024 lost 20 %. fp8 by row, one row: 1.14 to 2.2 for 12 weights
+#: from 16 Mi elements on, H200 1.46 to 7.7 for 10 of every size. fp8 by block, one row, every order
+#: of scales: 1.9 to 5.9 for 13 weights below 14 Mi. A kernel takes seconds to compile, so asm
+#: serves larger ones, at 0.97 of the speed.
 _FASTER = {
     "a16w16": (2, range(10 * _MI, 1 << 62), 2048, 2048),
-    "a8w8": (1, range(4 * _MI, 1 << 62), 2048, 2048),
-    "a8w8_blockscale": (1, range(_MI, 14 * _MI), 512, 256),
+    "a8w8": (1, range(_MI, 1 << 62), 64, 2048),
+    "a8w8_blockscale": (1, range(_MI // 2, 14 * _MI), 64, 512),
 }
 #: Op -> dtype and kind of scales of such calls; the output has 16 bits.
 _KINDS = {"a8w8": ("fp8_e4m3fn", "row"), "a8w8_blockscale": ("fp8_e4m3fn", "block")}

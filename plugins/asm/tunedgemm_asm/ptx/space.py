@@ -137,7 +137,7 @@ def enumerate_configs(shape: Shape) -> Iterator[KernelConfig]:
                 yield attrs.evolve(config, cluster=2)
 
 
-def _resident_ctas(config: KernelConfig, device: Device) -> int:
+def resident_ctas(config: KernelConfig, device: Device) -> int:
     """Return the number of tiles computed at once."""
     return max(1, device.cu_num) * config.resident
 
@@ -149,7 +149,7 @@ def is_worthwhile(config: KernelConfig, shape: Shape, device: Device) -> bool:
     """
     if config.stream and not shared_evenly(config, shape, max(1, device.cu_num)).saved:
         return False
-    return not config.turns or tiles_of(config, shape) > _resident_ctas(config, device)
+    return not config.turns or tiles_of(config, shape) > resident_ctas(config, device)
 
 
 def enumerate_candidates(shape: Shape, device: Device) -> list[Candidate]:
@@ -161,7 +161,7 @@ def enumerate_candidates(shape: Shape, device: Device) -> list[Candidate]:
     guesses: list[tuple[float, bool, str, int, KernelConfig]] = []
     shared = []
     for config in (config for config in enumerate_configs(shape) if is_worthwhile(config, shape, device)):
-        idle = _resident_ctas(config, device) // tiles_of(config, shape)
+        idle = resident_ctas(config, device) // tiles_of(config, shape)
         fitting = [splits for splits in range(1, min(MOST_SPLITS, max(1, 2 * idle)) + 1) if not unfit(config, splits, shape)]
         costs = sorted(_guess(config, splits, shape, device) for splits in fitting)
         guesses += costs[:_LISTED_SPLITS]
