@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import attrs
 from tunedgemm.plugin import Device, Shape, Solution
 from tunedgemm.tools.launching import may_guess, scale_order
 
+from tunedgemm_asm.limits import ceil_div
 from tunedgemm_asm.ptx.cost import cost_of
-from tunedgemm_asm.ptx.limits import MOST_SPLITS, tiles_of, unfit
+from tunedgemm_asm.ptx.limits import MOST_SIZE, MOST_SPLITS, tiles_of, unfit
 from tunedgemm_asm.ptx.names import COLUMNS, SCALE_BLOCK, SIDE, KernelConfig
 from tunedgemm_asm.ptx.space import enumerate_stages, enumerate_tiles, is_worthwhile, resident_ctas, with_panels
 
@@ -91,6 +94,8 @@ _NARROW, _RESIDENT = 64, 2
 #: Below this K a transposed tile of two consumers spends its time on the store. By block at M = 64,
 #: N = 32768, K = 512 it lost 10 % to torch, and others were 1.07 to 1.15 times as fast (H100).
 _SHORT_K = 1024
+#: Rows of x up to which, and the multiples to which, they are rounded up before a guess is judged.
+_FEW_ROWS, _FEW_STEP, _MANY_STEP = 256, 8, 64
 #: Splits of a guess, tried where CTAs would be idle: a subset, since each takes 10 us to judge.
 _SPLITS = tuple(splits for splits in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16) if splits <= MOST_SPLITS)
 #: By block, elements of the tiles whose outputs TMA stores, and the rounds of them from which they
@@ -103,11 +108,18 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution |
     """Return the best guess where such guesses were measured to be faster than torch, else None.
 
     torch would reorder weights in columns in each call. An fp8 guess is promoted, as exact as
-    torch. It has no cluster and one number of stages, so that calls of all M share few kernels. It
-    takes about three milliseconds, once for each M.
+    torch. It has no cluster and one number of stages, so that calls of all M share few kernels.
     """
     if shape.layout != COLUMNS and not _faster_untuned(shape, device):
         return None
+    step = _FEW_STEP if shape.m <= _FEW_ROWS else _MANY_STEP
+    config, splits = _guess(attrs.evolve(shape, m=min(ceil_div(shape.m, step) * step, MOST_SIZE)), device)
+    return Solution(libtype, config.name, splits)
+
+
+@functools.lru_cache(maxsize=4096)
+def _guess(shape: Shape, device: Device) -> tuple[KernelConfig, int]:
+    """Return the kernel and splits of the least predicted time; takes two to six milliseconds."""
     tiles = [
         attrs.evolve(tile, stages=stages[0])
         for tile in enumerate_tiles(shape, shape.dtype.startswith("fp8"))
@@ -121,8 +133,7 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution |
         fitting = [tile for tile in fitting if not (tile.swapped and tile.consumers > 1)]
     fitting = _large(fitting, shape, device) or fitting
     guesses = ((config, splits) for config in fitting for splits in _splits(config, shape, device))
-    config, splits = min(guesses, key=lambda guess: (cost_of(*guess, shape, max(1, device.cu_num)), guess[0].turns))
-    return Solution(libtype, config.name, splits)
+    return min(guesses, key=lambda guess: (cost_of(*guess, shape, max(1, device.cu_num)), guess[0].turns))
 
 
 def _large(tiles: list[KernelConfig], shape: Shape, device: Device) -> list[KernelConfig]:
