@@ -72,12 +72,12 @@ def _in_inference_mode(layer: Layer, other: torch.Tensor) -> None:
         layer.weight.data.add_(other)
 
 
-def _grow(layer: Layer, other: torch.Tensor) -> None:
+def _grow(tensor: torch.Tensor, byte: int = 65) -> None:
     """Give the storage another address, and write to it uncounted."""
-    storage = layer.weight.detach().untyped_storage()
+    storage = tensor.untyped_storage()
     if storage.resizable():  # no array has it
         storage.resize_(2 * storage.nbytes())
-    storage.fill_(int(other[0, 0].abs()) + 60)
+    storage.fill_(byte)
 
 
 def _replace(layer: Layer, other: torch.Tensor) -> None:
@@ -238,7 +238,8 @@ WRITES: dict[str, Write] = {
     "SGD(fused=True) of detach()": _of_alias,
     "kernels that train it": _trained_raw,
     "untyped_storage().copy_": lambda layer, other: layer.weight.untyped_storage().copy_(other.clone().untyped_storage()),
-    "a resized storage": _grow,
+    "a resized storage": lambda layer, other: _grow(layer.weight.detach(), int(other[0, 0].abs()) + 60),
+    "a resized storage of a view that is kept": _after_call(lambda weight: weight.detach(), _grow),
     "another parameter": _replace,
     "another parameter in _parameters": _poke,
     "swap_tensors": _swap,
