@@ -78,6 +78,16 @@ def test_the_lowest_time_wins_and_the_conflict_is_reported(tables, capsys: pytes
     assert f"triton:fastest 4.00 us ({others[1]}:2), triton:old 5.00 us ({out}:2), triton:slow 6.00 us ({others[0]}:2)" in said
 
 
+def test_a_row_without_a_time_gives_way(tables, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row with the time 0 loses to a measured one without a conflict, and stays if it is alone."""
+    out, other = tables([row(1, "pin", 0.0), row(2, "timed", 5.0), row(3, "pin", 0.0)], [row(1, "timed", 5.0), row(2, "pin", 0.0)])
+
+    assert main(["table", "merge", out, other]) == 0
+
+    assert {(m, *found) for m, _, *found in rows(Path(out))} == {(1, "timed", 5.0), (2, "timed", 5.0), (3, "pin", 0.0)}
+    assert "0 conflicts" in capsys.readouterr().out
+
+
 def test_other_lines_and_columns_survive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Unknown columns and unreadable lines of OUT survive;
     unreadable lines of IN are named, exit code 1."""
