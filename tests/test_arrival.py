@@ -69,6 +69,7 @@ import os, pytest, torch, tunedgemm
 from tunedgemm.backends.registry import Registry
 from tunedgemm.cli import main
 from tunedgemm.dispatch.settings import Settings
+from tunedgemm.errors import UserError
 from tunedgemm.ops import op_named, ops
 from tunedgemm.shape import Shape
 
@@ -77,6 +78,8 @@ assert [b.libtype for b in Registry().select("all") if "a16w8" in b.ops] == ["fr
 os.environ["TUNEDGEMM_HOME"], table = FOLDER, FOLDER + "/tuned.csv"
 op, shape = op_named("a16w8"), Shape("a16w8", 4, 48, 64, scale="row", epilogue="bias", bias_dtype="fp32")
 operands = op.make_inputs(shape, torch.device("cpu"), 0)
+with pytest.raises(UserError, match="no backend supports it"):
+    tunedgemm.TunedGemm().gemm_a16w8(*operands)
 tunedgemm.TunedGemm(settings=Settings(capture=True, untuned=("fresh",))).gemm_a16w8(*operands)
 assert main(["tune", "-i", FOLDER + "/a16w8_untuned_gemm.csv", "-o", table, "--iters", "3", "--warmup", "1"]) == 0
 assert main(["table", "check", table]) == 0
