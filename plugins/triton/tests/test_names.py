@@ -40,6 +40,13 @@ def test_every_field_survives_the_name() -> None:
     assert [family_of(op).parse_name(kernel.name) for op, kernel in kernels] == [kernel for _, kernel in kernels]
 
 
+def test_flags_of_a_name_keep_their_order() -> None:
+    """Tables have names with several flags, which later versions write and read in the same order."""
+    gemm, tma = Gemm(64, 128, 64, 8, 4, 3, True, 16, 2, 3), Tma(128, 128, 64, 8, 4, 3, True, True)
+    assert gemm.name == f"gemm_r{REVISIONS['gemm']}_m64n128k64_g8_w4s3_t_i16_p2_e3"
+    assert tma.name == f"tma_r{REVISIONS['tma_halves']}_m128n128k64_g8_w4s3_t_ws"
+
+
 def test_an_unknown_name_is_an_error_with_a_reason() -> None:
     """A name of another version, or of no kernel, never runs another kernel."""
     cases = [
