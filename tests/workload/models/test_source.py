@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from tunedgemm.workload.models import layers_of_model
 from tunedgemm.workload.models.source import ModelSource, build, config_of
 
@@ -70,6 +71,18 @@ def test_fields_that_make_no_model(folder, one_line, faults_of):
             ({"architectures": ["GPT2LMHeadModel"]}, "transformers cannot build this model: "),
         ],
     )
+
+
+@pytest.mark.parametrize("error", [RuntimeError("std::bad_alloc"), SystemError("Linear returned NULL without setting an exception")])
+def test_memory_that_runs_out_blames_no_model(folder, monkeypatch, error):
+    """Errors of C++ and of CPython without memory are a MemoryError, which names the limit."""
+
+    def construct(*_, **__):
+        raise error
+
+    monkeypatch.setattr("transformers.LlamaForCausalLM._from_config", construct)
+    with pytest.raises(MemoryError):
+        read(folder(LLAMA, architectures=["LlamaForCausalLM"]))
 
 
 def test_fields_are_known_by_either_name(folder, one_line):

@@ -14,6 +14,7 @@ import attrs
 
 from tunedgemm.errors import UserError
 from tunedgemm.process.files import JSON_MIB, read_regular
+from tunedgemm.process.memory import is_out_of_memory
 from tunedgemm.workload.models.confine import too_deep
 
 if TYPE_CHECKING:
@@ -227,6 +228,8 @@ def _module(transformers: Any, folder: Path, raw: dict[str, Any], settings: Any)
     except (MemoryError, UserError):
         raise
     except Exception as error:  # the constructor of any model
+        if is_out_of_memory(error) or isinstance(error, SystemError):  # what CPython raises without memory for the MemoryError
+            raise MemoryError from None
         raise UserError(
             f"{folder}/config.json: transformers cannot build this model: {type(error).__name__}: {_on_one_line(error)}"
         ) from None
