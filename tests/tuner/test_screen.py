@@ -12,6 +12,7 @@ from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.measure import Effort, median_and_noise, race
 from tunedgemm.tuner.screen import MORE_ROUNDS, screen
+from tunedgemm.tuner.search import Further
 from tunedgemm.tuner.trial import Samples
 
 SHAPE = Shape("a16w16", 16, 1280, 8192)
@@ -56,7 +57,7 @@ def test_slow_solutions_get_one_round() -> None:
     """
     times = {solution(1): 10.0, solution(2): 10.3, solution(3): 30.0, solution(4, "slow"): 25.0, solution(5, "slow"): 60.0}
     chip = Chip(times)
-    found = screen(SHAPE, list(times), chip, 20, none, 0.0)
+    found = screen(SHAPE, list(times), chip, 20, Further(none), 0.0)
 
     assert [chip.rounds[s] for s in times] == [1 + MORE_ROUNDS, 1 + MORE_ROUNDS, 1, 1 + MORE_ROUNDS, 1]
     assert found.rough == times
@@ -75,7 +76,7 @@ def test_survivors_are_near_the_best_and_first_guesses() -> None:
         solution(5, "slow"): 24.0,
         solution(6): 10.4,
     }
-    found = screen(SHAPE, list(times), Chip(times), 20, none, 0.0)
+    found = screen(SHAPE, list(times), Chip(times), 20, Further(none), 0.0)
 
     assert found.survivors == (solution(2), solution(6), solution(1), solution(4, "slow"))
     assert {(timing.solution, timing.status, timing.us) for timing in found.dropped} == {
@@ -87,7 +88,7 @@ def test_survivors_are_near_the_best_and_first_guesses() -> None:
 def test_at_most_topk_of_a_libtype_are_kept() -> None:
     """The fastest of each backend survive, and its first guess."""
     times = {solution(place, libtype): 10.0 + (30 - place) / 1000 for libtype in ("tri", "other") for place in range(30)}
-    found = screen(SHAPE, list(times), Chip(times), 4, none, 0.0)
+    found = screen(SHAPE, list(times), Chip(times), 4, Further(none), 0.0)
 
     for libtype in ("tri", "other"):
         kept = {s for s in found.survivors if s.libtype == libtype}
@@ -99,8 +100,8 @@ def test_noise_widens_the_band() -> None:
     best.
     """
     times = {solution(1): 10.0, solution(2): 10.0, solution(3): 10.8}
-    quiet = screen(SHAPE, list(times), Chip(times, 0.001), 20, none, 0.0)
-    noisy = screen(SHAPE, list(times), Chip(times, 0.05), 20, none, 0.0)
+    quiet = screen(SHAPE, list(times), Chip(times, 0.001), 20, Further(none), 0.0)
+    noisy = screen(SHAPE, list(times), Chip(times, 0.05), 20, Further(none), 0.0)
 
     assert solution(3) not in quiet.survivors
     assert solution(3) in noisy.survivors
@@ -112,12 +113,12 @@ def test_failures_are_reported_and_dropped() -> None:
     If all crash, none survives.
     """
     times = {solution(1): 0.0, solution(2): 10.0}
-    found = screen(SHAPE, list(times), Chip(times), 20, none, 0.0)
+    found = screen(SHAPE, list(times), Chip(times), 20, Further(none), 0.0)
 
     assert found.survivors == (solution(2),)
     assert found.dropped == (Timing(SHAPE, solution(1), "crashed"),)
-    assert screen(SHAPE, [solution(1)], Chip(times), 20, none, 0.0).survivors == ()
-    assert screen(SHAPE, [], Chip({}), 20, none, 0.0).survivors == ()
+    assert screen(SHAPE, [solution(1)], Chip(times), 20, Further(none), 0.0).survivors == ()
+    assert screen(SHAPE, [], Chip({}), 20, Further(none), 0.0).survivors == ()
 
 
 class Hill:
@@ -138,7 +139,7 @@ class Hill:
 def test_refinement_climbs_while_it_gains() -> None:
     """Neighbours of the best are tried, then theirs; no solution is queried or timed twice."""
     hill = Hill(0.02)
-    found = screen(SHAPE, [solution(place) for place in (10, 47, 90)], Chip(hill.times), 20, hill.neighbours, 0.0)
+    found = screen(SHAPE, [solution(place) for place in (10, 47, 90)], Chip(hill.times), 20, Further(hill.neighbours), 0.0)
 
     assert found.survivors[0] == solution(50)
     assert len(hill.asked) == 3
@@ -149,7 +150,7 @@ def test_refinement_climbs_while_it_gains() -> None:
 def test_refinement_ends_where_it_gains_less_than_a_percent() -> None:
     """A flat top is not searched: each pass compiles kernels."""
     hill = Hill(0.003)
-    screen(SHAPE, [solution(47)], Chip(hill.times), 20, hill.neighbours, 0.0)
+    screen(SHAPE, [solution(47)], Chip(hill.times), 20, Further(hill.neighbours), 0.0)
 
     assert len(hill.asked) == 1
 
@@ -158,7 +159,7 @@ def test_refinement_ends_where_it_gains_less_than_a_percent() -> None:
 def test_shapes_at_the_roofline_are_not_refined(floor: float, passes: int) -> None:
     """Where the hardware allows no more, neighbours are not even compiled."""
     hill = Hill(0.05)
-    screen(SHAPE, [solution(50)], Chip(hill.times), 20, hill.neighbours, floor)
+    screen(SHAPE, [solution(50)], Chip(hill.times), 20, Further(hill.neighbours), floor)
 
     assert len(hill.asked) == passes
 
@@ -168,7 +169,7 @@ def test_a_backend_far_behind_is_not_refined(us: float, is_refined: bool) -> Non
     """Only libtypes that may still win are refined: those within a tenth of the fastest."""
     asked: list[Solution] = []
     times = {solution(1): 10.0, solution(2, "slow"): us}
-    screen(SHAPE, list(times), Chip(times), 20, lambda leaders: asked.extend(leaders) or [], 0.0)
+    screen(SHAPE, list(times), Chip(times), 20, Further(lambda leaders: asked.extend(leaders) or []), 0.0)
 
     assert set(asked) == {solution(1), *[solution(2, "slow")] * is_refined}
 
@@ -183,7 +184,7 @@ def test_later_passes_refine_only_backends_that_came_near(gain: float, passes: i
         asked.extend(leader for leader in leaders if leader.libtype == "slow")
         return [solution(int(leader.kernel_name) + 1, "slow") for leader in leaders if leader.libtype == "slow"]
 
-    screen(SHAPE, [solution(1), solution(2, "slow")], Chip(times), 20, neighbours, 0.0)
+    screen(SHAPE, [solution(1), solution(2, "slow")], Chip(times), 20, Further(neighbours), 0.0)
 
     assert asked == [solution(place, "slow") for place in range(2, 2 + passes)]
 
@@ -194,7 +195,7 @@ def test_a_clock_that_fell_while_neighbours_compiled_does_not_hide_them() -> Non
     3 % faster shows although everything is 10 % slower a call later.
     """
     hill = Hill(0.03)
-    found = screen(SHAPE, [solution(49)], Chip(hill.times, drift=1.1), 20, hill.neighbours, 0.0)
+    found = screen(SHAPE, [solution(49)], Chip(hill.times, drift=1.1), 20, Further(hill.neighbours), 0.0)
 
     assert found.survivors[0] == solution(50)
     assert found.rough[solution(50)] / found.rough[solution(49)] == pytest.approx(1 / 1.03)
@@ -213,7 +214,7 @@ def test_a_chip_that_heats_while_it_is_screened_hides_no_solution() -> None:
             return super()._samples(us * 1.02 ** min(self.samples, 20), rounds)
 
     times = {solution(place): 12.0 - 0.03 * place for place in range(64)}
-    found = screen(SHAPE, list(times), Heating(times), 8, none, 0.0)
+    found = screen(SHAPE, list(times), Heating(times), 8, Further(none), 0.0)
 
     assert set(found.survivors) >= {solution(place) for place in range(60, 64)}
 
@@ -231,7 +232,7 @@ def test_an_anchor_that_fails_is_replaced() -> None:
             return answers
 
     times = {solution(place): 12.0 - 0.1 * place for place in range(20)}
-    found = screen(SHAPE, list(times), Crashing(times), 8, none, 0.0)
+    found = screen(SHAPE, list(times), Crashing(times), 8, Further(none), 0.0)
 
     assert found.survivors[0] == solution(19)
     assert Timing(SHAPE, solution(0), "crashed") in found.dropped
@@ -247,7 +248,7 @@ def test_the_search_takes_a_tenth_of_timing_everything() -> None:
         draw = random.Random(seed)
         times = {solution(place, "tri" if place % 3 else "other"): 10.0 * (1 + draw.expovariate(1.5)) for place in range(120)}
         chip = Chip(times, 0.004, seed)
-        found = screen(SHAPE, list(times), chip, 20, none, 0.0)
+        found = screen(SHAPE, list(times), chip, 20, Further(none), 0.0)
         answers = race(SHAPE, found.survivors, chip, Effort(5, 101, 4.0), None)
         us = {s: median_and_noise(answer.us)[0] for s, answer in answers.items() if isinstance(answer, Samples)}
         near += times[min(us, key=us.__getitem__)] <= 1.01 * min(times.values())

@@ -118,6 +118,10 @@ class Backend:
         """
         return iter(()) if self.refusal(shape, device) else self._listed("enumerate_solutions", shape, device)
 
+    def is_ranked(self, op: str, device: Device) -> bool:
+        """Check that measured times confirm the order of the plugin's lists."""
+        return any(op in platform.ranked and platform.serves(op, device) for platform in self.platforms)
+
     def refine(self, solution: Solution, shape: Shape, device: Device) -> list[Solution]:
         """Return the neighbours of a solution; none without a `refine` hook."""
         whole = split_bias.kernel_and_shape(solution, shape)

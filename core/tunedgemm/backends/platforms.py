@@ -44,12 +44,15 @@ class Platform:
         ran: hardware on which the kernels ran and were verified, such as ``H200``; empty if
             untested.
         ops: the ops supported there; empty for all ops of the backend.
+        ranked: ops whose lists are in an order that measured times confirm there; a quick search
+            tries their beginning.
     """
 
     devices: tuple[str, ...] = attrs.field(validator=_devices)
     needs: tuple[str, ...] = attrs.field(default=(), validator=_texts)
     ran: tuple[str, ...] = attrs.field(default=(), validator=_texts)
     ops: tuple[str, ...] = attrs.field(default=(), validator=_texts)
+    ranked: tuple[str, ...] = attrs.field(default=(), validator=_texts)
 
     def serves(self, op: str, device: Device) -> bool:
         """Check whether the platform includes the op, and the device or its family."""

@@ -97,6 +97,8 @@ def _add_measure(group: argparse._ArgumentGroup) -> None:
     add("--warmup", type=int, default=5, help="uncounted rounds before timing (default: %(default)s)")
     add("--iters", type=int, default=101, help="most rounds for a solution (default: %(default)s)")
     add("--candidates", type=int, default=0, help="solutions of each libtype to try, best guesses first; 0 is all (default: %(default)s)")
+    quick = "full: try each list and many neighbours; quick: the beginning of lists whose order was measured (default: %(default)s)"
+    add("--search", default="quick", metavar="quick|full", help=quick)
     add("--topk", type=int, default=20, help="solutions of each libtype in the accurate phase (default: %(default)s)")
     add("--seconds", type=float, default=4.0, help="device seconds of the accurate phase for a shape (default: %(default)g)")
     add(

@@ -32,7 +32,7 @@ from tunedgemm.version import __version__
 #: Options that affect results; a run reuses only trials with equal values.
 _IDENTITY_OPTIONS = (
     "libtype", "errRatio", "atol", "rtol", "deterministic", "batch_invariant", "cache", "timing", "warmup", "iters", "candidates", "topk",
-    "seconds", "shard", "all", "timeout", "kernel_timeout",
+    "search", "seconds", "shard", "all", "timeout", "kernel_timeout",
 )  # fmt: skip
 #: Candidates for a pin: this many of the fastest solutions per shape, and over the group.
 _PIN_BEST = 4

@@ -59,6 +59,7 @@ class Compilers:
         self._pool: SpawnedPool | None = None
         self._retired: list[threading.Thread] = []
         self._waiting: dict[Task, None] = {}
+        self._spare: dict[Task, None] = {}  # compiled while nothing waits
         self._pending: dict[Task, _Job] = {}
         self._running: set[Future[str]] = set()
         self._awake: SpawnedPool | None = None  # the pool known to have started
@@ -79,27 +80,39 @@ class Compilers:
                 for _ in range(self._size):  # a pool starts its processes with the first task
                     pool.schedule(_load, args=[compiled]).add_done_callback(lambda _: self._on_wake(pool))
 
-    def begin(self, shape: Shape, solutions: Iterable[Solution], device: Device) -> None:
-        """Compile solutions in the background; skip those already begun."""
+    def begin(self, shape: Shape, solutions: Iterable[Solution], device: Device, *, spare: bool = False) -> None:
+        """Compile solutions in the background; skip those already begun.
+
+        *Spare* ones are compiled while no others wait.
+        """
         for solution in solutions:
             task = device, shape, solution
             if self._prepares(solution.libtype):
                 with self._lock:
                     if task not in self._pending and not self._stopped:
-                        self._waiting[task] = None
+                        self._spare.pop(task, None)
+                        (self._spare if spare else self._waiting)[task] = None
                         self._feed()
+
+    def drop(self, shape: Shape, device: Device) -> None:
+        """Forget the compilations of a finished shape; those that run go on."""
+        with self._lock:
+            for tasks in (self._waiting, self._spare, self._pending):
+                for task in [task for task in tasks if task[:2] == (device, shape)]:
+                    del tasks[task]
 
     def _feed(self) -> None:
         """Submit jobs to idle processes; the caller holds the lock."""
         self._look()
-        while self._waiting and len(self._running) < self._size and not self._stopped:
-            self._schedule(next(iter(self._waiting)))
+        while (tasks := self._waiting or self._spare) and len(self._running) < self._size and not self._stopped:
+            self._schedule(next(iter(tasks)))
 
     def _schedule(self, task: Task) -> None:
         """Submit a waiting task; the caller holds the lock."""
         pool = self._running_pool()
         job = self._pending[task] = _Job(pool, pool.schedule(_prepare, args=task, timeout=self._timeout or None))
-        del self._waiting[task]
+        self._waiting.pop(task, None)
+        self._spare.pop(task, None)
         self._running.add(job.future)
         job.future.add_done_callback(lambda _: self._on_end(job))
 
@@ -117,6 +130,7 @@ class Compilers:
             except NeverBegan as error:
                 self._stopped = f"the compilers: {error}"
                 self._waiting.clear()
+                self._spare.clear()
 
     def _on_wake(self, pool: SpawnedPool) -> None:
         self._awake = pool
@@ -158,6 +172,7 @@ class Compilers:
         awaited: set[_Job] = set()
         while True:
             with self._lock:
+                self._waiting |= self._spare
                 self._feed_first(list(self._waiting))
                 jobs = set(self._pending.values()) - awaited
             if not jobs:
@@ -247,6 +262,7 @@ class Compilers:
         with self._lock:
             pool, self._pool, self._stopped = self._pool, None, "stopped"
             self._waiting.clear()
+            self._spare.clear()
         if pool is not None:
             pool.stop()
             pool.join()

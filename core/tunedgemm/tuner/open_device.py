@@ -16,6 +16,7 @@ from tunedgemm.process.plugin_guard import described
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.tuner.compilers import Compilers
+from tunedgemm.tuner.search import QUICK
 from tunedgemm.tuner.trial import Options, Place, Task
 from tunedgemm.tuner.worker import AnyWorker, WorkerDied
 from tunedgemm.tuner.worker_client import DeviceLost, WorkerClient
@@ -33,7 +34,9 @@ class Listing:
     """Candidates of a shape.
 
     Attributes:
-        solutions: the solutions of all backends, in order of backends.
+        solutions: the solutions of all backends to try first, in order of backends.
+        rest: the further ones of a quick search.
+        quick: libtypes of a quick search.
         baseline: torch's solution.
         reasons: why backends offer nothing.
         refusals: (libtype, reason) of those backends whose platforms include the device.
@@ -43,6 +46,8 @@ class Listing:
     baseline: Solution | None
     reasons: str
     refusals: tuple[tuple[str, str], ...] = ()
+    rest: tuple[Solution, ...] = ()
+    quick: frozenset[str] = frozenset()
 
 
 class OpenDevice:
@@ -66,6 +71,7 @@ class OpenDevice:
         self._listed: dict[Shape, Listing] = {}
         self._losses = Counter[str]()
         self._stated: dict[str, bool] = {}
+        self._quick: dict[str, bool] = {}
 
     @property
     def place(self) -> Place:
@@ -100,27 +106,39 @@ class OpenDevice:
         self.client.stop()
 
     def ahead(self, task: Task) -> None:
-        """List the solutions of a shape, and compile them in the background."""
+        """List the solutions of a shape, and compile them in the background, the first ones first."""
         if not task.only:
             with contextlib.suppress(WorkerDied):  # `tune` reports it
-                self.compilers.begin(task.shape, self.listed(task.shape).solutions, self.place.device)
+                listing = self.listed(task.shape)
+                self.compilers.begin(task.shape, listing.solutions, self.place.device)
+                self.compilers.begin(task.shape, listing.rest, self.place.device, spare=True)
 
     def listed(self, shape: Shape) -> Listing:
         """Return the candidates of a shape; a backend whose hooks fail offers none."""
         if shape not in self._listed:
-            solutions, reasons = list[Solution](), dict[str, str]()
+            solutions, rest, reasons = list[Solution](), list[Solution](), dict[str, str]()
             for libtype in self.ranks:
                 offered, reason = self._offered(libtype, shape)
-                solutions += offered
+                first = QUICK.first if offered and self._is_quick(libtype) else len(offered)
+                solutions += offered[:first]
+                rest += offered[first:]
                 reasons |= {} if offered else {libtype: reason}
             refusals = tuple((libtype, reason) for libtype, reason in reasons.items() if self._states_platform(libtype))
             text = "; ".join(": ".join(pair) for pair in reasons.items())
-            self._listed[shape] = Listing(tuple(solutions), self.client.ask("baseline", shape), text, refusals)
+            quick = frozenset(libtype for libtype, is_quick in self._quick.items() if is_quick)
+            self._listed[shape] = Listing(tuple(solutions), self.client.ask("baseline", shape), text, refusals, tuple(rest), quick)
         return self._listed[shape]
 
     def forget(self, shape: Shape) -> None:
-        """Drop the candidates of a finished shape."""
+        """Drop the candidates of a finished shape, and compilations that it did not need."""
         self._listed.pop(shape, None)
+        self.compilers.drop(shape, self.place.device)
+
+    def _is_quick(self, libtype: str) -> bool:
+        """Check once whether a backend's lists are searched quickly."""
+        if libtype not in self._quick:
+            self._quick[libtype] = self.client.ask("is_quick", libtype, self.op.name)
+        return self._quick[libtype]
 
     def _states_platform(self, libtype: str) -> bool:
         """Check once whether a backend's platforms include the device."""

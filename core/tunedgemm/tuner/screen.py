@@ -7,23 +7,20 @@ drop most solutions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import attrs
 
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
+from tunedgemm.tuner.search import PASSES, Further
 from tunedgemm.tuner.trial import Sample, Samples
 
 #: Further rounds of the solutions that remain after the first.
 MORE_ROUNDS = 2
 #: A solution this much slower than the best of its libtype is dropped after one round.
 HOPELESS = 1.35
-#: Best solutions per libtype whose neighbours are tried, and by pass, how much slower than the
-#: fastest a libtype may be. Of 180 libtypes over 5 % slower, no neighbour came within 0.5 % of the
-#: winner (asm, skinny and Triton, 306 shapes in bf16 and row-wise fp8, H100).
-REFINE_BEST, REFINE_PASSES = 5, (1.1, 1.05, 1.05)
 #: Refinement stops after a pass that gains less.
 WORTHWHILE = 0.01
 #: Relative distance to the roofline below which refinement is skipped.
@@ -37,8 +34,6 @@ GROUP = 8
 DRIFT = 1.6
 #: The band of finalists beyond `NARROWEST`, in typical spreads of a solution's rounds.
 SPREADS = 3.0
-
-Neighbours = Callable[[Sequence[Solution]], Sequence[Solution]]
 
 
 @attrs.frozen
@@ -61,7 +56,7 @@ def screen(
     checked: Sequence[Solution],
     sample: Sample,
     topk: int,
-    neighbours: Neighbours,
+    further: Further,
     floor_us: float,
     ineligible: Solution | None = None,
 ) -> Screened:
@@ -72,13 +67,14 @@ def screen(
         checked: correct solutions, each backend's best guesses first.
         sample: takes the samples.
         topk: most survivors per libtype, in addition to its first guess.
-        neighbours: compiles and checks the neighbours of solutions; slow.
+        further: sources of more solutions.
         floor_us: roofline lower bound of one call in microseconds; 0 if unknown.
         ineligible: one of *checked* that cannot win, so that it excludes no other.
     """
     state = _Screen(shape, sample, ineligible)
     state.add(checked)
-    _refine(state, neighbours, floor_us)
+    _add_rest(state, further)
+    _refine(state, further, floor_us)
     kept = state.kept(checked, topk)
     screened = [Timing(shape, s, "screened", us=us, samples=len(state.times[s])) for s, us in state.rough.items() if s not in set(kept)]
     return Screened(tuple(kept), state.rough, (*state.failed, *screened))
@@ -164,19 +160,32 @@ class _Screen:
         return min(WIDEST, NARROWEST + SPREADS * typical)
 
 
-def _refine(state: _Screen, neighbours: Neighbours, floor_us: float) -> None:
+def _add_rest(state: _Screen, further: Further) -> None:
+    """Time the rest of each quickly searched list, unless its first solutions are far behind."""
+    best = state.best()
+    fastest = min(best.values(), default=0.0)
+    near = {libtype for libtype in further.quick if best.get(libtype, 0.0) <= fastest * further.search(libtype).behind}
+    fresh = [solution for solution in further.rest(near) if not state.is_timed(solution)] if near else []
+    if fresh:
+        state.add(fresh)
+
+
+def _refine(state: _Screen, further: Further, floor_us: float) -> None:
     """Time neighbours of each libtype's best, once each, while that gains."""
     refined: set[Solution] = set()
     gaining = set(state.best())
-    for behind in REFINE_PASSES:
+    for number in range(PASSES):
         best = state.best()
         fastest = min(best.values(), default=0.0)
         if fastest <= floor_us * (1 + NEAR_FLOOR):
             break
-        worth = [libtype for libtype in best if libtype in gaining and best[libtype] <= behind * fastest]
-        leaders = [solution for libtype in worth for solution in state.leaders(libtype)[:REFINE_BEST] if solution not in refined]
+        leaders = []
+        for libtype in (libtype for libtype in best if libtype in gaining):
+            search = further.search(libtype)
+            if best[libtype] <= fastest * search.passes[number]:
+                leaders += [solution for solution in state.leaders(libtype)[: search.leaders] if solution not in refined]
         refined |= set(leaders)
-        fresh = list(dict.fromkeys(s for s in neighbours(leaders) if not state.is_timed(s))) if leaders else []
+        fresh = list(dict.fromkeys(s for s in further.neighbours(leaders) if not state.is_timed(s))) if leaders else []
         if not fresh:
             break
         state.add(fresh)

@@ -33,6 +33,7 @@ from tunedgemm.timing import Timing
 from tunedgemm.tuner.accuracy import with_flags
 from tunedgemm.tuner.candidates import baseline, candidates, refusal
 from tunedgemm.tuner.rounds import Workload
+from tunedgemm.tuner.search import QUICK
 from tunedgemm.tuner.served import Served
 from tunedgemm.tuner.trial import Bench, DeviceFault, Options, Place, Request, Sampler, Samples, failed
 from tunedgemm.tuner.verify import Verifier
@@ -103,10 +104,20 @@ class Session:
         platforms = backend.platforms if isinstance(backend, Backend) else ()
         return not platforms or any(platform.serves(op, self.device) for platform in platforms)
 
+    def is_quick(self, libtype: str, op: str) -> bool:
+        """Check that the options and the measured order of the backend's lists allow a quick search.
+
+        Bitwise requirements may refuse all solutions at the beginning of a list.
+        """
+        options = self.options
+        is_allowed = options.search == "quick" and not (options.deterministic or options.batch_invariant)
+        return is_allowed and self._backend(libtype).is_ranked(op, self.device)
+
     def solutions(self, libtype: str, shape: Shape) -> tuple[Solution, ...]:
         """Return the solutions of a backend."""
         backend = self._backend(libtype)
-        return self._keeping_switches(lambda: candidates(shape, self.device, backend, self.options.candidates))
+        most = self.options.candidates or (QUICK.most if self.is_quick(libtype, shape.op) else 0)
+        return self._keeping_switches(lambda: candidates(shape, self.device, backend, most))
 
     def why_none(self, libtype: str, shape: Shape) -> str:
         """Return why a backend offers no solution."""

@@ -9,7 +9,7 @@ import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
@@ -19,6 +19,7 @@ from tunedgemm.tuner.measure import Effort, median_and_noise, paired_comparison,
 from tunedgemm.tuner.open_device import OpenDevice
 from tunedgemm.tuner.roofline import floor_us
 from tunedgemm.tuner.screen import screen
+from tunedgemm.tuner.search import Further
 from tunedgemm.tuner.select import DEFAULT_TIE, MAX_NOISE, TIE, select
 from tunedgemm.tuner.trial import POWER_CAP, Event, Outcome, Samples, Step, Task, Trials, failed
 from tunedgemm.tuner.worker import WorkerDied
@@ -43,6 +44,7 @@ class ShapeRun:
     Attributes:
         _timings: the latest timing of each solution.
         _fully_checked: solutions that passed the full check.
+        _rest, _quick: further solutions of a quick search, and its libtypes.
         _last, _guesses: solutions of the last comparison, and each libtype's first guess.
     """
 
@@ -58,6 +60,8 @@ class ShapeRun:
     _baseline_us: float = attrs.field(default=0.0, init=False)
     _reason: str = attrs.field(default="", init=False)
     _refusals: tuple[tuple[str, str], ...] = attrs.field(default=(), init=False)
+    _rest: tuple[Solution, ...] = attrs.field(default=(), init=False)
+    _quick: frozenset[str] = attrs.field(default=frozenset(), init=False)
     _fully_checked: set[Solution] = attrs.field(factory=set, init=False)
     _last: tuple[Solution, ...] = attrs.field(default=(), init=False)
     _guesses: frozenset[Solution] = attrs.field(default=frozenset(), init=False)
@@ -71,8 +75,7 @@ class ShapeRun:
         self._timings.update({timing.solution: timing for timing in earlier})
         candidates = self._list()
         right = self._check(self._compile(candidates)) if self._open(candidates) else []
-        if self.tuner.finished and self._is_late(CHECKING) and any(solution not in self._timings for solution in candidates):
-            raise BudgetSpent("the budget leaves no time for all candidates")
+        self._leave_if_late(candidates)
         winner, tied = self._winner(right)
         libver = self.tuner.versions.get(winner.solution.libtype, "") if winner else ""
         seconds = tuple(self._seconds.items())
@@ -80,8 +83,13 @@ class ShapeRun:
         timings = tuple(self._timings.values())
         self.emit(Outcome(self.task, winner, baseline, timings, tied, seconds, libver, self.tuner.place, self._reason, self._refusals))
 
+    def _leave_if_late(self, wanted: Iterable[Solution]) -> None:
+        """Raise BudgetSpent if wanted solutions are untried, and it is not the first shape."""
+        if self.tuner.finished and self._is_late(CHECKING) and any(solution not in self._timings for solution in wanted):
+            raise BudgetSpent("the budget leaves no time for all candidates")
+
     def _list(self) -> list[Solution]:
-        """Return the candidates: the baseline, the backends' solutions, and the incumbent.
+        """Return the candidates to try first: the baseline, the backends' solutions, and the incumbent.
 
         Refining may not find the incumbent again, which then would lose unmeasured.
         """
@@ -93,6 +101,7 @@ class ShapeRun:
             self._reason = f"its baseline ended the worker: {error}"
             return []
         offered, self._baseline = listing.solutions, listing.baseline
+        self._rest, self._quick = listing.rest, listing.quick
         self._reason, self._refusals = "" if offered else listing.reasons, listing.refusals
         if incumbent and incumbent.libtype in {solution.libtype for solution in offered} & self.tuner.ranks.keys():
             offered = (*offered, incumbent)
@@ -165,6 +174,13 @@ class ShapeRun:
         fresh = [solution for solution in near if solution not in self._timings]
         return self._check(self._compile(fresh))
 
+    def _continue(self, libtypes: Collection[str]) -> list[Solution]:
+        """Compile and check the rest of these libtypes' lists; return those that pass."""
+        rest = [solution for solution in self._rest if solution.libtype in libtypes and solution not in self._timings]
+        right = [] if self._is_late(CHECKING) or not rest else self._check(self._compile(rest))
+        self._leave_if_late(rest)
+        return right
+
     def _winner(self, right: Sequence[Solution]) -> tuple[Timing | None, int]:
         """Screen, check fully, race, check again, select; return the winner and its ties.
 
@@ -194,8 +210,8 @@ class ShapeRun:
         baseline = self._baseline
         self._emit_step("screen")
         floor = floor_us(self.tuner.op, self.task.shape, self.tuner.place.device)
-        topk = self.tuner.options.topk
-        screened = screen(self.task.shape, right, self._sample, topk, self._neighbours, floor, self._ineligible_baseline)
+        further = Further(self._neighbours, self._continue, self._quick)
+        screened = screen(self.task.shape, right, self._sample, self.tuner.options.topk, further, floor, self._ineligible_baseline)
         self._finalize(timing for timing in screened.dropped if timing.status != "screened")
         slow = [timing for timing in screened.dropped if timing.status == "screened" and timing.solution != baseline]
         survivors = list(screened.survivors[: 1 if self._is_late(RACING) else None])

@@ -70,6 +70,7 @@ class Options:
         warmup: uncounted rounds before timing.
         iters: most rounds of the accurate phase.
         candidates: most solutions per libtype, its best guesses and their neighbours; 0 for all.
+        search: ``quick`` tries the beginning of lists whose order was measured, ``full`` all of each.
         topk: solutions per libtype that reach the accurate phase.
         seconds: device seconds of the accurate phase per shape.
         budget: wall time of the run in seconds, spent on the largest call count x expected saving
@@ -104,6 +105,7 @@ class Options:
     warmup: int = attrs.field(default=5, validator=_at_least(0))
     iters: int = attrs.field(default=101, validator=_at_least(1))
     candidates: int = attrs.field(default=0, validator=_at_least(0))
+    search: str = attrs.field(default="quick", validator=_one_of("quick", "full"))
     topk: int = attrs.field(default=20, validator=_at_least(1))
     seconds: float = attrs.field(default=4.0, validator=_at_least(0.0))
     budget: float = attrs.field(default=0.0, validator=_at_least(0.0))

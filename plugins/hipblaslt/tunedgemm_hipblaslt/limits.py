@@ -136,7 +136,8 @@ def platforms(abi: Abi) -> tuple[Platform, ...]:
         needs = ("hipBLASLt of ROCm, which torch has",)
         return Platform(_SHUFFLED, needs=needs), Platform(("amd",), needs=needs, ops=_OPS)
     needs = ("cuBLASLt, which torch has; CUDA 12.9 for row and block scales",)
-    return Platform(_SCALED, needs=needs, ran=("H200",)), Platform(("nvidia",), needs=needs, ops=_OPS)
+    ranked = ("a16w16", "a8w8", "a8w8_blockscale")
+    return Platform(_SCALED, needs=needs, ran=("H200",), ranked=ranked), Platform(("nvidia",), needs=needs, ops=_OPS)
 
 
 def unsupported(shape: Shape, device: Device, abi: Abi) -> str | None:

@@ -34,7 +34,7 @@ _NEEDS = {"nvidia": ("NVRTC, which torch has",), "amd": ("HIPRTC of ROCm, which 
 _WITHOUT_FP8 = tuple(op for op, (dtypes, _) in OPS.items() if dtypes != _FP8)
 _OF_ROWS = tuple(op for op, (_, scales) in OPS.items() if scales != _BLOCK and not op.endswith("_bpreshuffle"))
 PLATFORMS = (
-    Platform(("sm_90",), needs=_NEEDS["nvidia"], ran=("H200",)),
+    Platform(("sm_90",), needs=_NEEDS["nvidia"], ran=("H200",), ranked=("a16w16", "a8w8", "a8w8_blockscale")),
     *(
         Platform(gfx, needs=_NEEDS["amd" if gfx[0].startswith("gfx") else "nvidia"], ops=ops)
         for gfx, ops in (

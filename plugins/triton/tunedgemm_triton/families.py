@@ -95,18 +95,18 @@ _NEEDS = "Triton 3.6 or newer, which torch 2.10 and newer have"
 _WIDE = ("mma", "tcgen05", "mfma")
 
 
-def _platforms(ops: Iterable[str] = (), ran: tuple[str, ...] = (), **facts: Any) -> Iterator[Platform]:
+def _platforms(ops: Iterable[str] = (), ran: tuple[str, ...] = (), ranked: tuple[str, ...] = (), **facts: Any) -> Iterator[Platform]:
     """Yield the platforms of the architectures with some facts, by the Triton that each needs."""
     needed: dict[str, list[str]] = {}
     for gfx in ARCHITECTURES.having(**facts):
         since = installed.SINCE.get(gfx)
         needed.setdefault("Triton {}.{} or newer".format(*since) if since else _NEEDS, []).append(gfx)
     for needs, devices in needed.items():
-        yield Platform(tuple(devices), needs=(needs,), ran=ran, ops=tuple(ops))
+        yield Platform(tuple(devices), needs=(needs,), ran=ran, ops=tuple(ops), ranked=ranked)
 
 
 PLATFORMS = (
-    *_platforms(matrix="wgmma", ran=("H200",)),
+    *_platforms(matrix="wgmma", ran=("H200",), ranked=("a16w16", "a8w8", "a8w8_blockscale")),
     *_platforms(matrix=_WIDE, fp8=limits.FP8),
     *_platforms(_WITHOUT_FP8, matrix=_WIDE, fp8=""),
     *_platforms([op for op in FAMILIES if op != "a16w4_blockscale"], matrix="wmma", fp8=limits.FP8),

@@ -134,7 +134,7 @@ OPS = {
     "a8w8_blockscale": (("fp8_e4m3fn",), ("block",), ("row",)),
     "a8w8_blockscale_bpreshuffle": (("fp8_e4m3fn",), ("block",), (COLUMNS,)),
 }
-PLATFORMS = (Platform((GFX,), ran=("H100", "H200"), ops=tuple(OPS)),)
+PLATFORMS = (Platform((GFX,), ran=("H100", "H200"), ops=tuple(OPS), ranked=("a16w16", "a8w8", "a8w8_blockscale")),)
 
 _OUTPUTS = ("bf16", "fp16", "fp32")
 

@@ -1,0 +1,67 @@
+"""Search: how many solutions of a libtype the screen tries, and where it gets more.
+
+A quick search compiles the beginning of each list first. It needs lists whose order was measured:
+`tunedgemm.backends.platforms.Platform.ranked`. A replay of trial logs chose its numbers
+(``tests/tuner/test_search.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import attrs
+
+from tunedgemm.solution import Solution
+
+#: Passes of refinement at most.
+PASSES = 3
+
+
+@attrs.frozen
+class Search:
+    """How far to search a libtype.
+
+    Attributes:
+        leaders: best solutions whose neighbours are tried.
+        passes: by pass, how much slower than the fastest a libtype may be to get neighbours.
+        first: solutions that are tried first; 0 for all.
+        most: solutions of the list; 0 for all.
+        behind: how much slower than the fastest a libtype may be for the rest of its list.
+    """
+
+    leaders: int
+    passes: tuple[float, float, float]
+    first: int = 0
+    most: int = 0
+    behind: float = 1.0
+
+
+#: Of 180 libtypes over 5 % slower, no neighbour came within 0.5 % of the winner (asm, skinny and
+#: Triton, 306 shapes in bf16 and row-wise fp8, H100).
+FULL = Search(leaders=5, passes=(1.1, 1.05, 1.05))
+#: Chosen on the logs of an H100 for a mean loss below 0.5 % in each op. Later passes refine the
+#: fastest libtype alone.
+QUICK = Search(leaders=2, passes=(1.02, 1.0, 1.0), first=8, most=24, behind=1.15)
+
+
+def _none(_: Collection[str]) -> Sequence[Solution]:
+    return ()
+
+
+@attrs.frozen
+class Further:
+    """Sources of more solutions; each function compiles and checks them, which is slow.
+
+    Attributes:
+        neighbours: leaders -> their neighbours.
+        rest: libtypes -> the rest of their lists.
+        quick: libtypes of a quick search.
+    """
+
+    neighbours: Callable[[Sequence[Solution]], Sequence[Solution]]
+    rest: Callable[[Collection[str]], Sequence[Solution]] = _none
+    quick: frozenset[str] = frozenset()
+
+    def search(self, libtype: str) -> Search:
+        """Return how far to search a libtype."""
+        return QUICK if libtype in self.quick else FULL
