@@ -1,0 +1,146 @@
+"""Search: the beginning of measured lists comes first, and loses little in replayed logs."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from tunedgemm.backends.backend import Backend
+from tunedgemm.backends.platforms import Platform
+from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+from tunedgemm.testing.fakes import fake_backend, fake_registry
+from tunedgemm.timing import Timing
+from tunedgemm.tuner.compilers import Compilers
+from tunedgemm.tuner.device_tuner import DeviceTuner
+from tunedgemm.tuner.screen import screen
+from tunedgemm.tuner.search import QUICK, Further
+from tunedgemm.tuner.session import Session
+from tunedgemm.tuner.trial import Event, Options, Outcome, Samples, Task
+from tunedgemm.tuner.worker import Inline
+
+SHAPE = Shape("a16w16", 4, 32, 64, "fp32")
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "search.py"
+
+
+def ranked(libtype: str = "turbo", count: int = 40, **answers: Any) -> Backend:
+    """Return a backend whose kernels "0", "1", ... are in a measured order."""
+    platforms = (Platform(("cpu",), ranked=("a16w16",)),)
+    return fake_backend(libtype, solutions=tuple(map(str, range(count))), platforms=platforms, **answers)
+
+
+def tuned(us: Callable[[Solution], float], *backends: Backend, **options: Any) -> Outcome:
+    """Tune the shape over fake times; return the outcome."""
+
+    def bench(op: Any, shape: Any, device: Any) -> Any:
+        return lambda launchers, rounds: {one: Samples((us(one),) * rounds) for one in launchers}
+
+    registry = fake_registry(*backends)
+    chosen = Options(libtype=",".join(backend.libtype for backend in backends), iters=8, warmup=1, **options)
+    worker = Inline(functools.partial(Session, "a16w16", -1, chosen, registry, bench))
+    tuner = DeviceTuner(op_named("a16w16"), chosen, worker, Compilers(registry=registry), {b.libtype: 0 for b in backends})
+    tuner.begin()
+    events: list[Event] = []
+    tuner.tune(Task(SHAPE), (), events.append)
+    assert isinstance(events[-1], Outcome)
+    return events[-1]
+
+
+def tried(outcome: Outcome, libtype: str) -> set[int]:
+    """Return the numbers of the tried kernels of a backend."""
+    return {int(timing.solution.kernel_name) for timing in outcome.timings if timing.solution.libtype == libtype}
+
+
+def test_a_quick_search_tries_the_beginning_of_a_list() -> None:
+    """The default search tries 24 kernels; the full one all."""
+    outcome = tuned(lambda one: 10.0, ranked())
+    assert tried(outcome, "turbo") == set(range(QUICK.most))
+    assert tried(tuned(lambda one: 10.0, ranked(), search="full"), "turbo") == set(range(40))
+
+
+@pytest.mark.parametrize("requirement", ["deterministic", "batch_invariant"])
+def test_bitwise_requirements_search_fully(requirement: str) -> None:
+    """They may refuse all kernels at the beginning of a list."""
+    assert tried(tuned(lambda one: 10.0, ranked(), **{requirement: True}), "turbo") == set(range(40))
+
+
+def test_a_list_without_a_measured_order_is_searched_fully() -> None:
+    """A backend that states no order keeps its whole list, beside one that does."""
+    plain = fake_backend("plain", solutions=tuple(map(str, range(40))))
+    outcome = tuned(lambda one: 10.0, plain, ranked())
+    assert (len(tried(outcome, "plain")), len(tried(outcome, "turbo"))) == (40, QUICK.most)
+
+
+@pytest.mark.parametrize(("us", "count"), [(11.4, QUICK.most), (11.6, QUICK.first)])
+def test_a_backend_far_behind_stops_after_its_first_kernels(us: float, count: int) -> None:
+    """Its further kernels are not even compiled, and the other's are."""
+    outcome = tuned(lambda one: us if one.libtype == "slow" else 10.0, ranked("slow"), ranked())
+    assert len(tried(outcome, "slow")) == count
+    assert len(tried(outcome, "turbo")) == QUICK.most
+
+
+def test_a_wrong_beginning_does_not_hide_the_rest() -> None:
+    """If the first kernels are wrong, the rest of the list is tried, and none of the wrong ones wins."""
+
+    def call(solution: Solution, shape: Shape, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        out = torch.nn.functional.linear(x, weight)
+        return out + 1 if int(solution.kernel_name) < QUICK.first else out
+
+    outcome = tuned(lambda one: 1.0 + int(one.kernel_name), ranked(call=call))
+    assert outcome.winner is not None and outcome.winner.solution.kernel_name == str(QUICK.first)
+    assert {timing.status for timing in outcome.timings if timing.solution.kernel_name in map(str, range(QUICK.first))} == {"wrong"}
+
+
+def test_only_the_fastest_backend_is_refined_twice() -> None:
+    """A backend within 2 % gets neighbours once; those of the fastest get theirs while that gains."""
+    times = {"a": 10.0, "b": 10.1, "c": 10.3}
+    asked: list[str] = []
+
+    def neighbours(leaders: Sequence[Solution]) -> list[Solution]:
+        asked.extend(sorted({leader.libtype for leader in leaders}))
+        return [Solution(leader.libtype, leader.kernel_name + "+") for leader in leaders]
+
+    def sample(solutions: Sequence[Solution], rounds: int) -> dict[Solution, Samples | Timing]:
+        return {one: Samples((times[one.libtype] * 0.97 ** one.kernel_name.count("+"),) * rounds) for one in solutions}
+
+    first = [Solution(libtype, "k") for libtype in times]
+    screen(SHAPE, first, sample, 20, Further(neighbours, quick=frozenset(times)), 0.0)
+    assert asked == ["a", "b", "a", "a"]
+
+
+@pytest.fixture(scope="module")
+def replaying(as_module: Callable[[Path], ModuleType]) -> ModuleType:
+    """Load benchmarks/search.py."""
+    for plugin in ("asm", "triton", "skinny"):
+        pytest.importorskip(f"tunedgemm_{plugin}")
+    return as_module(SCRIPT)
+
+
+@pytest.mark.parametrize(
+    ("file", "every", "mean"),
+    [
+        ("h200-2026-11-26/a16w16-trials.csv.gz", 4, 0.005),
+        ("h200-2026-11-28/a8w8-trials.csv.gz", 1, 0.005),
+        ("h200-2026-11-28/a8w8_blockscale-trials.csv.gz", 1, 0.005),
+    ],
+    ids=["bf16", "fp8 by row", "fp8 by block"],
+)
+def test_the_quick_search_loses_less_than_half_a_percent(replaying: ModuleType, file: str, every: int, mean: float) -> None:
+    """On logs of another device than those that chose its numbers, and it compiles half as many."""
+    replayed: Iterable[Any] = replaying.replay(file, every)
+    replayed = list(replayed)
+    assert statistics.mean(each.loss for each in replayed) <= mean
+    assert sum(each.quick.total() for each in replayed) <= 0.6 * sum(each.full.total() for each in replayed)
+
+
+def test_the_page_has_a_row_for_each_m(replaying: ModuleType) -> None:
+    """The first row of a log is of all M."""
+    rows = replaying.rows_of(replaying.replay("h200-2026-11-28/a8w8-trials.csv.gz", 3))
+    assert rows[0]["M"] == "all" and rows[0]["shapes"] == sum(row["shapes"] for row in rows[1:])
