@@ -2,9 +2,9 @@
 
     python benchmarks/search.py h200-2026-11-28/a8w8-trials.csv.gz [...] [-o FOLDER]
 
-Logs are files of ``benchmarks/results``, whose names begin with the op, up to a hyphen. The backends
-list and refine, the log times. "Loss" is the time of the fastest solution that the quick search
-finds over the fastest of the log, less one. So the noise of screening counts as a loss. Solutions
+Logs are files of ``benchmarks/results``, whose names begin with the op, up to a hyphen. The
+backends list and refine, the log times. "Loss" is the time of the fastest solution that
+the quick search finds over the fastest of the log, less one. So the noise of screening counts as a loss. Solutions
 without a time in the log count as compiled. Backends whose lists need their library are left out.
 """
 

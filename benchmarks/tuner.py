@@ -22,10 +22,10 @@ stability
     tie if the interval of their ratio reaches into the tuner's own band of ties. Goals: winners
     differ only among ties, and neither table loses 1 %.
 search
-    The quick and the full search of ``tunedgemm tune`` tune the same shapes of an op (``--op``), each
-    in a separate process with empty compile caches. A third process times the two winners of each
-    shape in the same rounds. "Loss" is the time of a winner over the other's, less one, if it is the
-    slower. Goals of the quick search: 3 seconds a shape, and a mean loss of 0.5 %.
+    The quick and the full search tune the same shapes of an op (``--op``), each in a separate
+    process with empty compile caches. A third process times the two winners of
+    each shape in the same rounds. "Loss" is the time of the slower winner over the other's, less
+    one. Goals of the quick search: 3 seconds a shape, and a mean loss of 0.5 %.
 scaling
     Shapes tuned in a minute on 1, 2 and 4 devices, after a run that fills the compile cache; with
     `--states warm cold` also from empty caches. Each run is a separate process. The rate counts

@@ -146,6 +146,32 @@ def test_awaited_tasks_compile_first(brittle: Registry, tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
+def test_spare_tasks_compile_last_and_are_dropped(brittle: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first kernels of a later shape precede the rest of an earlier one, unless that is awaited."""
+    notes = tmp_path / "notes"
+    monkeypatch.setenv("NOTES", str(notes))
+    (tmp_path / "notes.open").touch()
+    shapes, device = [Shape("a16w16", m, 16, 32) for m in (1, 2, 3)], device_of(-1)
+    first, rest = Solution("brittle", "noted first"), [Solution("brittle", f"noted rest {place}") for place in range(3)]
+    compilers = Compilers(jobs=1, timeout=60, registry=brittle)
+    try:
+        with compilers._lock:  # nothing ends before all have begun
+            for shape in shapes:
+                compilers.begin(shape, [first], device)
+                compilers.begin(shape, rest, device, spare=True)
+            compilers.drop(shapes[1], device)
+        compilers.finish(shapes[2], [first, rest[2]], device)
+        compilers.drain()
+    finally:
+        compilers.stop()
+
+    order = notes.read_text().splitlines()
+    assert [line for line in order if line.startswith("2")] == []
+    assert set(order[:3]) == {"1 noted first", "3 noted first", "3 noted rest 2"}
+    assert len(order) == 8
+
+
+@pytest.mark.slow
 def test_a_stalled_pool_is_replaced(brittle: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Processes that hold the queue and do not go on cost time, no candidate."""
     shape, device = Shape("a16w16", 1, 16, 32), device_of(-1)

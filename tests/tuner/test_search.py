@@ -72,7 +72,7 @@ def test_bitwise_requirements_search_fully(requirement: str) -> None:
 
 
 def test_a_list_without_a_measured_order_is_searched_fully() -> None:
-    """A backend that states no order keeps its whole list, beside one that does."""
+    """A backend that states no order keeps its whole list, another's is cut."""
     plain = fake_backend("plain", solutions=tuple(map(str, range(40))))
     outcome = tuned(lambda one: 10.0, plain, ranked())
     assert (len(tried(outcome, "plain")), len(tried(outcome, "turbo"))) == (40, QUICK.most)

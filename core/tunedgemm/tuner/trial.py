@@ -70,7 +70,8 @@ class Options:
         warmup: uncounted rounds before timing.
         iters: most rounds of the accurate phase.
         candidates: most solutions per libtype, its best guesses and their neighbours; 0 for all.
-        search: ``quick`` tries the beginning of lists whose order was measured, ``full`` all of each.
+        search: ``quick`` tries the beginning of lists whose order was measured, ``full`` whole
+            lists and more neighbours.
         topk: solutions per libtype that reach the accurate phase.
         seconds: device seconds of the accurate phase per shape.
         budget: wall time of the run in seconds, spent on the largest call count x expected saving
