@@ -1,30 +1,50 @@
-"""Replay the quick and the full search over logs of trials: what the quick one loses and compiles.
+"""Compare the quick and the full search of the tuner: what the quick one loses, tries and takes.
 
-    python benchmarks/search.py h200-2026-11-28/a8w8-trials.csv.gz [...] [-o FOLDER]
+    python benchmarks/search.py --logs h200-2026-11-28/a8w8-trials.csv.gz [...] -o FOLDER
 
-Logs are files of ``benchmarks/results``, whose names begin with the op, up to a hyphen. The
-backends list and refine, the log times. "Loss" is the time of the fastest solution that
-the quick search finds over the fastest of the log, less one. So the noise of screening counts as a loss. Solutions
-without a time in the log count as compiled. Backends whose lists need their library are left out.
+    python benchmarks/search.py --only tune --op a8w8 --shapes list.csv -o FOLDER
+
+replay
+    Both searches run over logs of trials, without a GPU. Logs are files of ``benchmarks/results``,
+    whose names begin with the op, up to a hyphen. The backends list and refine, the log times.
+    "Loss" is the time of the fastest solution that the quick search finds over the fastest of the
+    log, less one. So the noise of screening counts as a loss. Solutions without a time in the log
+    count as compiled. Backends whose lists need their library are left out.
+tune
+    Both searches tune the same shapes of an op, each in a separate process with empty compile
+    caches. A third process times the two winners of each shape in the same rounds. "Loss" is the
+    time of the slower winner over the other's, less one. Goals of the quick search: 3 seconds a
+    shape, and a mean loss of 0.5 %. Exit 1 if one is missed.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
 import statistics
+import subprocess
+import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import attrs
-from harness import head, parser_of, save
+from harness import add_only, add_rounds, add_shapes, head, parser_of, save, shapes_of
 from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.registry import Registry
-from tunedgemm.device import Device
+from tunedgemm.device import Device, current_device
 from tunedgemm.shape import Shape
 from tunedgemm.testing.replay import ScreenReplay, read_times
+from tunedgemm.tuner import tune
+from tunedgemm.tuner.trial import Options, Outcome, Planned
+from tuner import PAIRED, against, caches, winners
 
 RESULTS = Path(__file__).parent / "results"
 LIBTYPES = ("asm", "triton", "skinny", "torch")
+SEARCHES, COMPARE = ("quick", "full"), "compare"
+GOAL_SECONDS, GOAL_LOSS = 3.0, 0.005
 _FP8 = Shape("a8w8", 1, 1, 1, "fp8_e4m3fn", "bf16", scale="row")
 #: Fields of the shapes of an op's trials.
 LIKE = {
@@ -88,16 +108,95 @@ def rows_of(replayed: list[Replayed]) -> list[dict[str, Any]]:
     return [row_of({"log": file, "M": m}, group) for (file, m), group in groups.items()]
 
 
-def main(words: list[str] | None = None) -> None:
-    """Replay and print."""
-    parser = parser_of(__doc__)
-    parser.add_argument("logs", nargs="+", metavar="LOG")
-    arguments = parser.parse_args(words)
+def replays(arguments: argparse.Namespace) -> int:
+    """Replay the logs, print a row for each log and each of its M."""
     rows = [row for file in arguments.logs for row in rows_of(replay(file))]
     for row in rows:
         print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
-    save(arguments.output, head("search", rows=rows))
+    save(arguments.output, head("search", rows=rows), "replay")
+    return 0
+
+
+def searched(arguments: argparse.Namespace, shapes: list[Shape], search: str) -> dict[str, Any]:
+    """Tune the shapes by one search; return what it took."""
+    begun, ended = 0.0, 0.0
+
+    def progress(_: object, event: object) -> None:
+        nonlocal begun, ended
+        begun = time.perf_counter() if isinstance(event, Planned) else begun
+        ended = time.perf_counter() if isinstance(event, Outcome) else ended
+
+    options = Options(libtype=arguments.libtype, search=search, mp=1, jobs=arguments.jobs, all=True, resume=False)
+    outcomes = tune(arguments.op, shapes, arguments.output / f"{search}.csv", options, progress=progress).outcomes
+    seconds, tried = Counter[str](), Counter[str]()
+    for outcome in outcomes:
+        seconds.update(dict(outcome.seconds))  # type: ignore[arg-type]
+        tried.update(timing.solution.libtype for timing in outcome.timings)
+    return {
+        "search": search, "shapes": len(outcomes), "seconds": round((ended - begun) / len(outcomes), 3),
+        "activities": {name: round(total / len(outcomes), 3) for name, total in seconds.items()},
+        "tried": {libtype: round(count / len(outcomes), 1) for libtype, count in tried.items()},
+    }  # fmt: skip
+
+
+def compared(arguments: argparse.Namespace, shapes: list[Shape]) -> dict[str, Any]:
+    """Time the winners of both searches in the same rounds; return the losses of each."""
+    quick, full = (winners(arguments.output / f"{search}.csv", arguments.op) for search in SEARCHES)
+    device, registry, both = current_device(), Registry(), [shape for shape in shapes if shape in quick and shape in full]
+    rows = [against(registry, shape, (quick[shape], full[shape]), device, arguments.rounds) for shape in both]
+    losses = {"quick": [row["loss_first"] for row in rows], "full": [row["loss_second"] for row in rows]}
+    return {"rows": rows, **{name: {"mean": statistics.mean(own), "worst": max(own)} for name, own in losses.items()}}
+
+
+def tunings(arguments: argparse.Namespace, words: list[str]) -> int:
+    """Tune by both searches and compare the winners, each in a separate process."""
+
+    def step(name: str) -> dict[str, Any]:
+        variables = os.environ | ({} if name == COMPARE else caches(arguments.output / f"cache-{name}"))
+        done = subprocess.run(
+            [sys.executable, __file__, *words, "--step", name], stdout=subprocess.PIPE, text=True, check=True, env=variables
+        )
+        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        print(json.dumps(answer), flush=True)
+        return answer
+
+    rows = [step(search) for search in SEARCHES]
+    losses = step(COMPARE)
+    rows = [{**row, **losses[row["search"]]} for row in rows]
+    summary = [
+        f"{row['search']}: {row['shapes']} shapes of {arguments.op}, {row['seconds']:.2f} s each, "
+        f"mean loss {row['mean']:.2%}, worst {row['worst']:.2%}"
+        for row in rows
+    ]
+    print("\n".join(summary))
+    save(arguments.output, head("search", current_device(), summary=summary, rows=rows, winners=losses["rows"]), "tune")
+    return int(rows[0]["seconds"] > GOAL_SECONDS or rows[0]["mean"] > GOAL_LOSS)
+
+
+def main(words: list[str] | None = None) -> int:
+    """Replay or tune, or run one step of a tuning."""
+    parser = parser_of(__doc__)
+    add_only(parser, ("replay", "tune"), ("replay",))
+    parser.add_argument("--logs", nargs="+", default=[], metavar="LOG", help="logs to replay")
+    add_shapes(parser, "layers", op=True)
+    add_rounds(parser, PAIRED)
+    parser.add_argument("--libtype", default="all", help="backends to tune (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=0, help="compiling processes; 0 for one on each core")
+    parser.add_argument("--step", default="", help=argparse.SUPPRESS)
+    words = sys.argv[1:] if words is None else words
+    arguments = parser.parse_args(words)
+    if "tune" not in arguments.only:
+        return replays(arguments)
+    if arguments.output is None:
+        parser.error("-o FOLDER is required for --only tune: it holds the tables")
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    shapes = [shape for _, shape in shapes_of(arguments.shapes, arguments.op)]
+    if arguments.step:
+        step = arguments.step
+        print(json.dumps(compared(arguments, shapes) if step == COMPARE else searched(arguments, shapes, step)))
+        return 0
+    return max(tunings(arguments, words), replays(arguments) if "replay" in arguments.only else 0)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -5,8 +5,6 @@ scales over devices.
 
     python benchmarks/tuner.py --only stability --count 24 -o tuner
 
-    python benchmarks/tuner.py --only search --op a8w8 --shapes list.csv --count 0 -o tuner
-
     python benchmarks/tuner.py --only scaling --shapes decode --count 104 --devices 1 2 4 -o tuner
 
 cost
@@ -21,11 +19,6 @@ stability
     winners of each shape in the same rounds, with the first winner again as A/A control. Winners
     tie if the interval of their ratio reaches into the tuner's own band of ties. Goals: winners
     differ only among ties, and neither table loses 1 %.
-search
-    The quick and the full search tune the same shapes of an op (``--op``), each in a separate
-    process with empty compile caches. A third process times the two winners of
-    each shape in the same rounds. "Loss" is the time of the slower winner over the other's, less
-    one. Goals of the quick search: 3 seconds a shape, and a mean loss of 0.5 %.
 scaling
     Shapes tuned in a minute on 1, 2 and 4 devices, after a run that fills the compile cache; with
     `--states warm cold` also from empty caches. Each run is a separate process. The rate counts
@@ -76,8 +69,6 @@ GOAL_SPEEDUP = {2: 1.95, 4: 3.7}
 GOAL_FAKE = {2: 1.97, 4: 3.9}
 KINDS = ("tuned", "all")
 TABLES = ("first.csv", "second.csv")
-SEARCHES = ("quick.csv", "full.csv")
-GOAL_SECONDS, GOAL_MEAN_LOSS = 3.0, 0.005
 LEFT = 3
 
 
@@ -280,67 +271,6 @@ def stability(arguments: argparse.Namespace, shapes: list[Shape], words: list[st
     return done.returncode
 
 
-def searched(arguments: argparse.Namespace, shapes: list[Shape], table: str) -> dict[str, Any]:
-    """Tune the shapes by the search that names the table; return what it took."""
-    begun, ended = 0.0, 0.0
-
-    def progress(_: object, event: object) -> None:
-        nonlocal begun, ended
-        begun = time.perf_counter() if isinstance(event, Planned) else begun
-        ended = time.perf_counter() if isinstance(event, Outcome) else ended
-
-    options = Options(libtype=arguments.libtype, search=Path(table).stem, mp=1, jobs=arguments.jobs, all=True, resume=False)
-    report = tune(arguments.op, shapes, arguments.output / table, options, progress=progress)
-    activities: dict[str, float] = {}
-    tried: dict[str, int] = {}
-    for outcome in report.outcomes:
-        for activity, seconds in outcome.seconds:
-            activities[activity] = activities.get(activity, 0.0) + seconds / len(report.outcomes)
-        for timing in outcome.timings:
-            tried[timing.solution.libtype] = tried.get(timing.solution.libtype, 0) + 1
-    return {
-        "search": options.search, "shapes": len(report.outcomes), "seconds_a_shape": (ended - begun) / max(1, len(report.outcomes)),
-        "activities_a_shape": {name: round(seconds, 3) for name, seconds in activities.items()},
-        "tried_a_shape": {libtype: round(count / len(report.outcomes), 1) for libtype, count in tried.items()},
-    }  # fmt: skip
-
-
-def search(arguments: argparse.Namespace, words: list[str]) -> int:
-    """Tune by both searches from empty caches, and compare the winners."""
-    rows = []
-    for table in SEARCHES:
-        done = step(words, "--step", table, variables=caches(arguments.output / f"cache-{Path(table).stem}"))
-        done.check_returncode()
-        rows.append(json.loads(done.stdout.splitlines()[-1]))
-        print(json.dumps(rows[-1]), flush=True)
-    done = step(words, "--step", "compare-searches")
-    print(done.stdout, end="")
-    losses = json.loads(done.stdout.splitlines()[-1])
-    summary = []
-    for row in rows:
-        row |= {"mean_loss": losses[row["search"]]["mean"], "worst_loss": losses[row["search"]]["worst"]}
-        cost = f"{row['search']}: {row['shapes']} shapes, {row['seconds_a_shape']:.2f} s each"
-        summary.append(f"{cost}, mean loss {row['mean_loss']:.2%}, worst {row['worst_loss']:.2%}")
-    print("\n".join(summary))
-    save(arguments.output, head("tuner", summary=summary, rows=rows), "search")
-    return int(rows[0]["seconds_a_shape"] > GOAL_SECONDS or rows[0]["mean_loss"] > GOAL_MEAN_LOSS)
-
-
-def searches_compared(arguments: argparse.Namespace, shapes: list[Shape]) -> dict[str, Any]:
-    """Time the winners of both searches against each other; return the losses of each search."""
-    quick, full = (winners(arguments.output / table, arguments.op) for table in SEARCHES)
-    device, registry = current_device(), Registry()
-    rows = [
-        against(registry, shape, (quick[shape], full[shape]), device, arguments.rounds)
-        for shape in shapes
-        if shape in quick and shape in full
-    ]
-    for row in rows:
-        print(json.dumps(row), flush=True)
-    losses = {"quick": [row["loss_first"] for row in rows], "full": [row["loss_second"] for row in rows]}
-    return {name: {"mean": statistics.mean(own), "worst": max(own)} for name, own in losses.items()}
-
-
 def rate(arguments: argparse.Namespace, shapes: list[Shape], run: str) -> dict[str, Any]:
     """Tune from scratch on some devices, and return how long it took and what was not parallel."""
     begun, ended = 0.0, 0.0
@@ -413,8 +343,8 @@ def scaling(arguments: argparse.Namespace, words: list[str]) -> int:
 def main(words: list[str] | None = None) -> int:
     """Answer the questions that were asked for, or run one step of an answer."""
     parser = parser_of(__doc__)
-    add_only(parser, ("cost", "stability", "search", "scaling"), ("cost",))
-    add_shapes(parser, "layers", op=True)
+    add_only(parser, ("cost", "stability", "scaling"), ("cost",))
+    add_shapes(parser, "layers")
     add_rounds(parser, ROUNDS)
     add_budget(parser)
     parser.add_argument("--count", type=int, default=40, help="number of shapes, spread over the list; 0 for all (default: %(default)s)")
@@ -430,17 +360,11 @@ def main(words: list[str] | None = None) -> int:
     if arguments.output is None:
         parser.error("-o FOLDER is required: it keeps what is done")
     arguments.output.mkdir(parents=True, exist_ok=True)
-    shapes = spread([shape for _, shape in shapes_of(arguments.shapes, arguments.op)], arguments.count)
+    shapes = spread([shape for _, shape in shapes_of(arguments.shapes)], arguments.count)
     if arguments.step == "compare":
         return compared(arguments, shapes)
     if arguments.step in TABLES:
         tune(OP, shapes, arguments.output / arguments.step, Options(libtype=arguments.libtype, mp=1, budget=arguments.budget))
-        return 0
-    if arguments.step == "compare-searches" or arguments.step in SEARCHES:
-        answer = (
-            searches_compared(arguments, shapes) if arguments.step == "compare-searches" else searched(arguments, shapes, arguments.step)
-        )
-        print(json.dumps(answer))
         return 0
     if arguments.step:
         print(json.dumps(rate(arguments, shapes, arguments.step)))
@@ -448,7 +372,6 @@ def main(words: list[str] | None = None) -> int:
     answers = {
         "cost": lambda: cost(arguments, shapes),
         "stability": lambda: stability(arguments, shapes, words),
-        "search": lambda: search(arguments, words),
         "scaling": lambda: scaling(arguments, words),
     }
     return max(answers[question]() for question in arguments.only)
