@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import statistics
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from tunedgemm.backends.backend import Backend
@@ -25,6 +27,7 @@ from tunedgemm.tuner.search import QUICK, Further
 from tunedgemm.tuner.session import Session
 from tunedgemm.tuner.trial import Event, Options, Outcome, Samples, Task
 from tunedgemm.tuner.worker import Inline
+from tunedgemm.tuner.worker_client import BudgetSpent
 
 SHAPE = Shape("a16w16", 4, 32, 64, "fp32")
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "search.py"
@@ -96,6 +99,29 @@ def test_a_wrong_beginning_does_not_hide_the_rest() -> None:
     outcome = tuned(lambda one: 1.0 + int(one.kernel_name), ranked(call=call))
     assert outcome.winner is not None and outcome.winner.solution.kernel_name == str(QUICK.first)
     assert {timing.status for timing in outcome.timings if timing.solution.kernel_name in map(str, range(QUICK.first))} == {"wrong"}
+
+
+def test_a_later_shape_without_time_for_the_rest_is_left() -> None:
+    """The budget ends the checks before the rest of a list; only the first shape is stored then."""
+
+    def bench(op: Any, shape: Any, device: Any) -> Any:
+        waits = [2.1]  # seconds of the first sample
+
+        def sample(launchers: dict[Solution, Any], rounds: int) -> dict[Solution, Samples]:
+            time.sleep(waits.pop() if waits else 0.0)
+            return {one: Samples((10.0,) * rounds) for one in launchers}
+
+        return sample
+
+    registry, options = fake_registry(ranked()), Options(libtype="turbo", budget=4.0, iters=8, warmup=1)
+    worker = Inline(functools.partial(Session, "a16w16", -1, options, registry, bench))
+    tuner = DeviceTuner(op_named("a16w16"), options, worker, Compilers(registry=registry), {"turbo": 0})
+    tuner.begin()
+    events: list[Event] = []
+    tuner.tune(Task(SHAPE), (), events.append, time.monotonic() + options.budget)
+    assert isinstance(events[-1], Outcome) and tried(events[-1], "turbo") == set(range(QUICK.first))
+    with pytest.raises(BudgetSpent, match="no time for all candidates"):
+        tuner.tune(Task(attrs.evolve(SHAPE, m=5)), (), events.append, time.monotonic() + options.budget)
 
 
 def test_only_the_fastest_backend_is_refined_twice() -> None:

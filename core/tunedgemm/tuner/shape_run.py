@@ -96,7 +96,8 @@ class ShapeRun:
         shape, incumbent = self.task.shape, self.task.incumbent
         self._emit_step("list")
         try:
-            listing = self.tuner.listed(shape)
+            with self._clock("list"):
+                listing = self.tuner.listed(shape)
         except WorkerDied as error:
             self._reason = f"its baseline ended the worker: {error}"
             return []
@@ -123,7 +124,8 @@ class ShapeRun:
     def _open(self, candidates: Sequence[Solution]) -> bool:
         """Make the operands; a failure fails all candidates."""
         try:
-            self.tuner.client.open(self.task.shape)
+            with self._clock("open"):
+                self.tuner.client.open(self.task.shape)
         except DeviceLost:
             raise
         except Exception as error:  # too large for the device, most likely
@@ -170,7 +172,8 @@ class ShapeRun:
     def _neighbours(self, leaders: Sequence[Solution]) -> list[Solution]:
         if self._is_late(REFINING):
             return []
-        near = self.tuner.neighbours(self.task.shape, leaders)
+        with self._clock("list"):
+            near = self.tuner.neighbours(self.task.shape, leaders)
         fresh = [solution for solution in near if solution not in self._timings]
         return self._check(self._compile(fresh))
 

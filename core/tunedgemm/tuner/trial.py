@@ -245,8 +245,8 @@ class Outcome:
         baseline: the timing of torch's call; None if it failed.
         timings: the timings of all candidates.
         tied: number of solutions that tied with the winner.
-        seconds: wall time of activities ``compile``, ``check`` and ``time``, and device time
-            ``device``, in seconds.
+        seconds: wall time of activities ``list``, ``open``, ``compile``, ``check`` and ``time``,
+            and device time ``device``, in seconds.
         libver: version of the winner's library; "" if its kernel names contain a revision.
         place: the device that tuned it.
         reason: why no solution could be tried.
