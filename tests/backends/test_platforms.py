@@ -51,6 +51,7 @@ def test_an_architecture_or_its_kind_is_served():
             "platforms must be a tuple of values of tunedgemm.plugin.Platform (got ('sm_90',)); write a tuple without repetitions",
         ),
         ((Platform(("sm_90",), ops=("a8w8", "fmoe")),), "platforms and ops must name the same ops (differ in a16w16, fmoe)"),
+        ((Platform(("sm_90",), ranked=("a8w8", "fmoe")),), "ranked must be among the ops of its platform (got fmoe)"),
     ],
 )
 def test_wrong_platforms_are_errors(stated, fault):

@@ -73,10 +73,16 @@ def check_ops(backend: Stated, _: attrs.Attribute[Any], covered: tuple[str, ...]
 
 
 def check_platforms(backend: Stated, _: attrs.Attribute[Any], platforms: tuple[Any, ...]) -> None:
-    """Raise PluginError where the platforms together do not name each covered op and no others."""
+    """Raise PluginError where the platforms together do not name each covered op and no others.
+
+    Ranked ops must be among those of their platform.
+    """
     named = {op for platform in platforms for op in platform.ops or backend.ops}
     if platforms and (wrong := sorted(named ^ set(backend.ops))):
         raise PluginError(f"libtype {backend.libtype!r}: platforms and ops must name the same ops (differ in {', '.join(wrong)})")
+    for platform in platforms:
+        if wrong := sorted(set(platform.ranked) - set(platform.ops or backend.ops)):
+            raise PluginError(f"libtype {backend.libtype!r}: ranked must be among the ops of its platform (got {', '.join(wrong)})")
 
 
 def check_options(backend: Stated, _: attrs.Attribute[Any], options: tuple[Any, ...]) -> None:
