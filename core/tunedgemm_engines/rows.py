@@ -42,7 +42,7 @@ def unserved_reason(op: str, n: int, k: int, *, scale: str = "none", dtype: str 
     """
     try:
         op_dispatcher = dispatcher(op)
-        if op_dispatcher.settings.capture or op_dispatcher.on_miss is not None:
+        if op_dispatcher.settings.needs_calls(op):
             return ""
         device, table = current_device(), op_dispatcher.table
         weights = _weights(table, device.index)

@@ -99,7 +99,7 @@ def scales_for_rows(shape: Shape) -> Callable[[torch.Tensor], torch.Tensor]:
 def _needs_copy(shape: Shape, m: int, device: Device) -> bool:
     """Check whether the row that serves M needs row-major scales."""
     op_dispatcher = dispatcher(shape.op)
-    if op_dispatcher.settings.capture or op_dispatcher.on_miss is not None:
+    if op_dispatcher.settings.needs_calls(shape.op):
         return False
     ordered = at_m(with_order(shape, M_MAJOR) if field_of(shape) == ROW else shape, m)
     return bool(explain_row(op_dispatcher, ordered, device).shape != ordered)

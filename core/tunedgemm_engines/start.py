@@ -61,7 +61,7 @@ def fingerprint(switch: str) -> str:
         try:
             op_dispatcher = dispatcher(op)
             settings = op_dispatcher.settings
-            parts += [op, op_dispatcher.table.fingerprint(), str(settings.capture), str(op_dispatcher.on_miss is not None)]
+            parts += [op, op_dispatcher.table.fingerprint(), str(settings.capture), str(settings.tunes_online(op))]
             parts += settings.untuned
         except Exception as error:  # a plugin may raise anything
             parts.append(str(error))

@@ -130,7 +130,7 @@ def unserved_reason(config: Any, weight_key: Any, activation_key: Any) -> str:
     if reason := refused(config):
         return reason
     op_dispatcher = dispatcher("fmoe")
-    if op_dispatcher.settings.capture or op_dispatcher.on_miss is not None:
+    if op_dispatcher.settings.needs_calls("fmoe"):
         return ""
     most = get_current_vllm_config().scheduler_config.max_num_batched_tokens
     dtype = config.in_dtype if weight_key is None else weight_key.dtype

@@ -124,7 +124,7 @@ def _route(layer: Any, kernel: Any, name: str) -> str:
         return f"their weights are {w1.dtype} {tuple(w1.shape)} with scales that the op does not take"
     shape = shape_of(config, quant_type, w1.dtype)
     op_dispatcher = dispatcher("fmoe")
-    if not (op_dispatcher.settings.capture or op_dispatcher.on_miss is not None or rows_of(shape, device_of(w1.get_device()))):
+    if not (op_dispatcher.settings.needs_calls("fmoe") or rows_of(shape, device_of(w1.get_device()))):
         return f"no row of {shape}"
     layer.prefix = getattr(layer, "prefix", "") or name  # `add_layer` takes a layer's name from it
     _put_before(kernel, add_layer(_make_route(shape, config, quant_type, w1.device, type(experts).__name__), layer))

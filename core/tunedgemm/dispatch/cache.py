@@ -36,14 +36,18 @@ class LauncherCache:
 
     Attributes:
         launchers: maps a cache key to its launcher; hot functions read it without a lock.
+        outdated: (shape, device index) of bindings to replace; launchers of these are not kept.
     """
 
     def __init__(self) -> None:
         self.launchers: dict[Key, Function] = {}
+        self.outdated: set[tuple[Shape, int]] = set()
         self._served: dict[Key, Served] = {}
 
     def keep(self, key: Key, served: Served) -> None:
-        """Cache a launcher under a key."""
+        """Cache a launcher under a key, unless it is outdated."""
+        if self.outdated and (served.shape, served.index) in self.outdated:
+            return
         self._served[key] = served
         self.launchers[key] = served.launcher
 
@@ -57,16 +61,22 @@ class LauncherCache:
         served = None if key is None else self._served.get(key)
         return served if served is not None and served.launcher is launcher else None
 
-    def drop(self, vetoed: Served) -> None:
-        """Remove every launcher with this solution, shape and device, under any key."""
+    def drop(self, is_dropped: Callable[[Served], bool]) -> None:
+        """Remove the launchers for which the condition holds, under any key."""
         for key, served in list(self._served.items()):
-            if (served.solution, served.shape, served.index) == (vetoed.solution, vetoed.shape, vetoed.index):
+            if is_dropped(served):
                 self.take(key)
+
+    def outdate(self, places: set[tuple[Shape, int]]) -> None:
+        """Remove the launchers of these shapes and devices, and keep no more of them."""
+        self.outdated |= places
+        self.drop(lambda served: (served.shape, served.index) in places)
 
     def clear(self) -> None:
         """Remove all launchers."""
         self.launchers.clear()
         self._served.clear()
+        self.outdated.clear()
 
 
 class Vetoes(dict[tuple[Shape, int, Solution | None], str]):

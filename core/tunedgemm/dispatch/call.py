@@ -13,7 +13,8 @@ from torch import is_grad_enabled
 from torch.autograd import forward_ad
 
 from tunedgemm.device import Device, device_of
-from tunedgemm.errors import OperandError
+from tunedgemm.dtype import torch_dtype
+from tunedgemm.errors import OperandError, PluginError
 from tunedgemm.ops.formats.dual_layout import PLAIN_TYPES
 from tunedgemm.ops.formats.scales import ShuffledScale
 from tunedgemm.ops.formats.shuffle import ShuffledWeight
@@ -163,3 +164,22 @@ def in_capture(operand: torch.Tensor) -> bool:
 def is_ready(operand: torch.Tensor | None, strided: bool = False) -> bool:
     """Check that an operand is absent, or 16-byte aligned and (unless *strided*) contiguous."""
     return operand is None or ((strided or operand.is_contiguous()) and operand.data_ptr() % 16 == 0)
+
+
+def checked(call: Call, out: Any) -> torch.Tensor:
+    """Check and return the output of a launcher's first call; later outputs are not checked.
+
+    Raises:
+        PluginError: the output has the wrong type, shape, dtype or device.
+    """
+    x, shape = call.operands[0], call.shape
+    if not _is_tensor(out, (*x.shape[:-1], shape.n), torch_dtype(shape.outdtype), x.device):
+        fake = call.op.fake(*call.operands, otype=call.otype)  # an op may have another output shape
+        if not _is_tensor(out, tuple(fake.shape), fake.dtype, fake.device):
+            got = f"{tuple(out.shape)} {out.dtype} on {out.device}" if isinstance(out, torch.Tensor) else f"{out!r:.80}"
+            raise PluginError(f"its output must be {tuple(fake.shape)} {fake.dtype} on {fake.device} (got {got})")
+    return out  # type: ignore[no-any-return]
+
+
+def _is_tensor(out: Any, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> bool:
+    return isinstance(out, torch.Tensor) and out.shape == sizes and out.dtype == dtype and out.device == device

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import forward_ad
@@ -19,12 +19,13 @@ from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device, current_device, device_of
 from tunedgemm.dispatch.cache import LauncherCache, Served, Vetoes
-from tunedgemm.dispatch.call import Call, Operands
-from tunedgemm.dispatch.captures import capture_check, is_captured, watch_graphs, with_call_counter
+from tunedgemm.dispatch.call import Call, Operands, checked
+from tunedgemm.dispatch.captures import capture_check, is_captured, may_synchronize, watch_graphs, with_call_counter
 from tunedgemm.dispatch.choice import NATIVE, Explanation, choose, digest, offers, with_elsewhere, with_source
 from tunedgemm.dispatch.fallback import TorchFailed, blaming_torch, outside_autocast, torch_fallback, torch_serves
 from tunedgemm.dispatch.gradients import differentiable
 from tunedgemm.dispatch.preshuffle import preferred_weight
+from tunedgemm.dispatch.renewal import renew_table, unbind
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.traced import register_hot_function
 from tunedgemm.dispatch.turns import Turns
@@ -32,7 +33,7 @@ from tunedgemm.dispatch.warming import has_memory, random_operands, warm_each
 from tunedgemm.dispatch.without_memory import product_of_none, serve_without_memory
 from tunedgemm.dispatch.wrappers import OnDevice, adapted, is_elsewhere
 from tunedgemm.dtype import torch_dtype
-from tunedgemm.errors import PluginError, ShapeError, UserError
+from tunedgemm.errors import ShapeError, UserError
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops.key import Key
 from tunedgemm.ops.op import ArgumentOrder, Function, Op
@@ -44,6 +45,9 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.lookup import Table
 from tunedgemm.workload.capture import Capture, recorder
+
+if TYPE_CHECKING:
+    from tunedgemm.dispatch.online import Background
 
 _log = logging.getLogger("tunedgemm")
 
@@ -67,8 +71,9 @@ class Dispatcher:
     Attributes:
         launchers: maps a cache key to its launcher; the dict of `cache`.
         cache: launchers with their shapes and solutions.
-        on_miss: online tuning: tunes a shape without a row, and returns whether it has one now.
-            None unless the settings enable it.
+        on_miss: online tuning in the call: tunes a shape without a row, and returns whether it has
+            one now. None unless the settings enable it.
+        background: online tuning in the background; None unless the settings enable it.
         unbound: shapes first called during a graph capture, with the number of captured calls that
             torch serves. `prewarm` removes a shape.
         preferences: maps a cache key to whether the shuffled copy of its weight is used; see
@@ -93,6 +98,7 @@ class Dispatcher:
         self._configured = (registry, settings, table)
         self._lock = ForkSafeLock(awaited=True)
         self._turns = Turns()
+        self._renewing = ForkSafeLock()
         self._clear()
 
     def _clear(self) -> None:
@@ -104,13 +110,14 @@ class Dispatcher:
         self.preferences: dict[tuple[Any, ...], bool] = {}
         self._vetoes = Vetoes()
         self._capture: Capture | None = recorder(self.op) if self.settings.capture else None
-        if self._capture is not None:
-            watch_graphs()
         self.on_miss: Callable[[Shape, Device], bool] | None = None
+        self.background: Background | None = None
         if self._table is None and self.settings.tunes_online(self.op.name):  # a table that was given gets no rows
-            from tunedgemm.dispatch.online import Online  # imports that serving does not need
+            from tunedgemm.dispatch.online import attach  # imports that serving does not need
 
-            self.on_miss = Online(self.op, self.settings)
+            attach(self)
+        if self._capture is not None or self.background is not None:
+            watch_graphs()
         self.cache.clear()
 
     def reload(self) -> None:
@@ -185,17 +192,20 @@ class Dispatcher:
             shape = call.shape
         except ShapeError as error:
             return product_of_none(call, error)
-        if self.on_miss is not None and shape.m and call.may_wait:
-            self._tune_missing(self.on_miss, shape, call.device)
+        if self.on_miss is not None and shape.m and call.may_wait and not self.table.has_row(shape, call.device):
+            if self.on_miss(shape, call.device):
+                self.renew()
+        if self.cache.outdated and may_synchronize(call.operands[0]):
+            unbind(self, shape, call.device)
         launcher, solution, bound = self._choose_launcher(call)
-        launcher = self.with_capture(launcher, shape, call.operands)
+        launcher = self.with_capture(launcher, shape, call.operands, is_tunable=bound is not None)
         if call.device.index >= 0 and is_elsewhere(call.device):
             launcher = OnDevice(launcher, call.device.index)
         served = Served(launcher, shape, call.device.index, solution)
         self._keep(call.key, served, bound)
         try:
             out = launcher(*call.operands)
-            return out if solution in (None, NATIVE) else _checked(call, out)
+            return out if solution in (None, NATIVE) else checked(call, out)
         except BaseException as error:  # a kernel of a plugin may raise anything
             return self.retry(call, error, served)
 
@@ -211,23 +221,20 @@ class Dispatcher:
                 self._bound.clear()
             self.cache.keep(key, served)
 
-    def with_capture(self, launcher: Function, shape: Shape, operands: Operands) -> Function:
-        """Wrap a launcher, also an engine's, so that shape capture counts its calls.
+    def with_capture(self, launcher: Function, shape: Shape, operands: Operands, *, is_tunable: bool = True) -> Function:
+        """Wrap a launcher, also an engine's, so that capture and online tuning count its calls.
 
-        Returns the launcher unchanged if capture is off.
+        Returns the launcher unchanged if neither needs them.
         """
+        if self.background is not None and is_tunable:
+            launcher = self.background.with_count(launcher, self, shape, operands)
         if self._capture is None:
             return launcher
         ask = capture_check(operands[0])
         return with_call_counter(launcher, self._capture.register(shape, recorded=is_captured(ask)), ask, len(operands))
 
-    def _tune_missing(self, on_miss: Callable[[Shape, Device], bool], shape: Shape, device: Device) -> None:
-        """Tune a shape without a row, and reload the tables if it now has one."""
-        if next(self.table.candidates(shape, device), None) is None and on_miss(shape, device):
-            with self._lock:  # launchers of other shapes stay bound
-                self._table = Table.load(self.op, above=self.above)
-                self._bound.pop((shape, device.index), None)
-                self.preferences.clear()
+    #: Read the tables again while serving.
+    renew = renew_table
 
     def demote(self, call: Call, error: BaseException, launcher: Function) -> torch.Tensor:
         """Serve a call whose cached launcher raised; see `retry`.
@@ -269,7 +276,7 @@ class Dispatcher:
             if not new:
                 return
             self.preferences.clear()
-            self.cache.drop(served)
+            self.cache.drop(lambda other: (other.solution, other.shape, other.index) == (served.solution, *place))
         _log.warning("%s failed for %s and will not be used for it again: %s", served.solution, served.shape, described(error))
 
     def prewarm(self, shapes: Iterable[Shape] | None = None, device: Device | None = None) -> int:
@@ -378,22 +385,3 @@ class Dispatcher:
     def torch_fallback(self, shape: Shape, device: Device) -> Function:
         """Return torch's implementation; see `tunedgemm.dispatch.fallback.torch_fallback`."""
         return torch_fallback(self.op, shape, device, self.registry)
-
-
-def _checked(call: Call, out: Any) -> torch.Tensor:
-    """Check and return the output of a launcher's first call; later outputs are not checked.
-
-    Raises:
-        PluginError: the output has the wrong type, shape, dtype or device.
-    """
-    x, shape = call.operands[0], call.shape
-    if not _is_tensor(out, (*x.shape[:-1], shape.n), torch_dtype(shape.outdtype), x.device):
-        fake = call.op.fake(*call.operands, otype=call.otype)  # an op may have another output shape
-        if not _is_tensor(out, tuple(fake.shape), fake.dtype, fake.device):
-            got = f"{tuple(out.shape)} {out.dtype} on {out.device}" if isinstance(out, torch.Tensor) else f"{out!r:.80}"
-            raise PluginError(f"its output must be {tuple(fake.shape)} {fake.dtype} on {fake.device} (got {got})")
-    return out  # type: ignore[no-any-return]
-
-
-def _is_tensor(out: Any, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> bool:
-    return isinstance(out, torch.Tensor) and out.shape == sizes and out.dtype == dtype and out.device == device

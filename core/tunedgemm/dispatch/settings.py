@@ -11,8 +11,11 @@ from tunedgemm.backends.untuned import untuned_libtypes
 from tunedgemm.libtypes import UNTUNED
 from tunedgemm.process.variables import KINDS, read
 
-#: AITER's variables for online tuning, of every op and of the op `MOE`; and that op's name.
-ONLINE, ONLINE_MOE, MOE = "HIP_ONLINE_TUNING", "AITER_ONLINE_TUNE", "fmoe"
+#: Variables for online tuning: tunedgemm's, AITER's of every op, and AITER's of the op `MOE`; and
+#: that op's name.
+OWN_ONLINE, ONLINE, ONLINE_MOE, MOE = "TUNEDGEMM_ONLINE", "HIP_ONLINE_TUNING", "AITER_ONLINE_TUNE", "fmoe"
+#: Word of `OWN_ONLINE` that tunes in the background, not in the call.
+BACKGROUND = "background"
 
 #: Default timeout of online tuning, in seconds.
 ONLINE_SECONDS: float = KINDS["TUNEDGEMM_ONLINE_SECONDS"].default
@@ -27,9 +30,12 @@ class Settings:
         log_choices: ``AITER_LOG_TUNED_CONFIG``: log each shape's choice once, with the reason.
         untuned: ``TUNEDGEMM_FALLBACK``: comma-separated libtypes that may serve untuned calls, in
             order.
-        online: ``HIP_ONLINE_TUNING``: tune a shape without a row at its first call.
+        online: ``TUNEDGEMM_ONLINE`` or ``HIP_ONLINE_TUNING``: tune a shape without a row at its
+            first call.
         online_moe: ``AITER_ONLINE_TUNE``: the same for op fmoe only.
-        online_seconds: ``TUNEDGEMM_ONLINE_SECONDS``: timeout of online tuning, in seconds.
+        background: ``TUNEDGEMM_ONLINE=background``: tune shapes without rows while they are served.
+        online_seconds: ``TUNEDGEMM_ONLINE_SECONDS``: timeout of online tuning of a call, or in the
+            background of all of it, in seconds.
         online_libtype: ``TUNEDGEMM_ONLINE_LIBTYPE``: the ``--libtype`` of online tuning.
     """
 
@@ -38,18 +44,21 @@ class Settings:
     untuned: tuple[str, ...] = UNTUNED
     online: bool = False
     online_moe: bool = False
+    background: bool = False
     online_seconds: float = ONLINE_SECONDS
     online_libtype: str = "all"
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
         """Read the variables; warn about a bad value and use the default."""
+        own = read(OWN_ONLINE, environment)
         return cls(
             capture=read("AITER_TUNE_GEMM", environment),
             log_choices=read("AITER_LOG_TUNED_CONFIG", environment),
             untuned=untuned_libtypes(environment),
-            online=read(ONLINE, environment),
+            online=own is True or read(ONLINE, environment),
             online_moe=read(ONLINE_MOE, environment),
+            background=own == BACKGROUND,
             online_seconds=read("TUNEDGEMM_ONLINE_SECONDS", environment),
             online_libtype=read("TUNEDGEMM_ONLINE_LIBTYPE", environment),
         )
@@ -57,8 +66,12 @@ class Settings:
     @property
     def passive(self) -> Settings:
         """Return these settings without capture and online tuning, to inspect shapes only."""
-        return attrs.evolve(self, capture=False, online=False, online_moe=False)
+        return attrs.evolve(self, capture=False, online=False, online_moe=False, background=False)
 
     def tunes_online(self, op: str) -> bool:
-        """Check whether shapes of an op are tuned at their first call."""
-        return self.online or (self.online_moe and op == MOE)
+        """Check whether shapes of an op are tuned at their first call or in the background."""
+        return self.online or self.background or (self.online_moe and op == MOE)
+
+    def needs_calls(self, op: str) -> bool:
+        """Check whether capture or online tuning needs calls of an op that has no row."""
+        return self.capture or self.tunes_online(op)

@@ -10,7 +10,7 @@ import attrs
 
 from tunedgemm.analysis.doctor.finding import Fact, Fault, Section
 from tunedgemm.device import Device
-from tunedgemm.dispatch.settings import Settings
+from tunedgemm.dispatch.settings import BACKGROUND, MOE, Settings
 from tunedgemm.integrations.patching import routed_functions
 from tunedgemm.process.plugin_guard import entry_points, load
 from tunedgemm.process.variables import read_switch
@@ -65,7 +65,7 @@ def routing(device: Device, rows: int) -> Section:
     facts = [
         Fact("capture of shapes", settings.capture),
         Fact("log of choices", settings.log_choices),
-        Fact("online tuning", settings.online, {"fmoe": settings.online or settings.online_moe}),
+        Fact("online tuning", BACKGROUND if settings.background else settings.online, {"fmoe": settings.tunes_online(MOE)}),
         Fact("untuned calls", ", ".join((*settings.untuned, "torch's own")), {"variable": "TUNEDGEMM_FALLBACK"}),
         Fact("rows for this device", rows),
     ]
@@ -110,7 +110,7 @@ def _off(engine: Engine, switch: str, version: str, device: Device) -> tuple[str
 
 
 def _rowless(device: Device, rows: int, settings: Settings) -> tuple[str, str] | None:
-    if rows or settings.capture or settings.online:
+    if rows or settings.capture or settings.online or settings.background:
         return None
     return f"no table has a row for {device}", "capture the shapes with AITER_TUNE_GEMM=1, then run `tunedgemm tune`"
 

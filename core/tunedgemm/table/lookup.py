@@ -233,6 +233,10 @@ class Table:
             answers = self._look_up(key, device, buckets)
         return iter(answers) if answers.__class__ is tuple else self._walk(answers)  # type: ignore[arg-type]
 
+    def has_row(self, shape: Shape, device: Device) -> bool:
+        """Check whether a row may serve *shape* on *device*."""
+        return next(self.candidates(shape, device), None) is not None
+
     def _walk(self, answers: list[Match | _UnparsedRow | None]) -> Iterator[Match]:
         parsed, batch = 0, _FEW
         for position, answer in enumerate(answers):

@@ -19,7 +19,7 @@ from tunedgemm.tuner.measure import Effort, median_and_noise, paired_comparison,
 from tunedgemm.tuner.open_device import OpenDevice
 from tunedgemm.tuner.roofline import floor_us
 from tunedgemm.tuner.screen import screen
-from tunedgemm.tuner.search import Further
+from tunedgemm.tuner.search import FULL, Further
 from tunedgemm.tuner.select import DEFAULT_TIE, MAX_NOISE, TIE, select
 from tunedgemm.tuner.trial import POWER_CAP, Event, Outcome, Samples, Step, Task, Trials, failed
 from tunedgemm.tuner.worker import WorkerDied
@@ -170,7 +170,7 @@ class ShapeRun:
         return answers
 
     def _neighbours(self, leaders: Sequence[Solution]) -> list[Solution]:
-        if self._is_late(REFINING):
+        if self._is_late(REFINING) or 0 < self.tuner.options.candidates < FULL.leaders:
             return []
         with self._clock("list"):
             near = self.tuner.neighbours(self.task.shape, leaders)
