@@ -110,12 +110,13 @@ class Dispatcher:
         self.preferences: dict[tuple[Any, ...], bool] = {}
         self._vetoes = Vetoes()
         self._capture: Capture | None = recorder(self.op) if self.settings.capture else None
-        self.on_miss: Callable[[Shape, Device], bool] | None = None
-        self.background: Background | None = None
+        on_miss: Callable[[Shape, Device], bool] | None = None
+        background: Background | None = None
         if self._table is None and self.settings.tunes_online(self.op.name):  # a table that was given gets no rows
             from tunedgemm.dispatch.online import attach  # imports that serving does not need
 
-            attach(self)
+            on_miss, background = attach(self)
+        self.on_miss, self.background = on_miss, background
         if self._capture is not None or self.background is not None:
             watch_graphs()
         self.cache.clear()
@@ -192,9 +193,9 @@ class Dispatcher:
             shape = call.shape
         except ShapeError as error:
             return product_of_none(call, error)
-        if self.on_miss is not None and shape.m and call.may_wait and not self.table.has_row(shape, call.device):
-            if self.on_miss(shape, call.device):
-                self.renew()
+        is_missing = self.on_miss is not None and shape.m and call.may_wait and not self.table.has_row(shape, call.device)
+        if is_missing and self.on_miss and self.on_miss(shape, call.device):
+            self.renew()
         if self.cache.outdated and may_synchronize(call.operands[0]):
             unbind(self, shape, call.device)
         launcher, solution, bound = self._choose_launcher(call)
