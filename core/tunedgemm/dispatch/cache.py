@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import attrs
 
@@ -71,6 +72,12 @@ class LauncherCache:
         """Remove the launchers of these shapes and devices, and keep no more of them."""
         self.outdated |= places
         self.drop(lambda served: (served.shape, served.index) in places)
+
+    def unbind(self, bound: dict[tuple[Shape, int], Any], place: tuple[Shape, int]) -> None:
+        """Remove an outdated binding, so that the next one is kept."""
+        if place in self.outdated:
+            self.outdated.discard(place)
+            bound.pop(place, None)
 
     def clear(self) -> None:
         """Remove all launchers."""

@@ -25,7 +25,6 @@ from tunedgemm.dispatch.choice import NATIVE, Explanation, choose, digest, offer
 from tunedgemm.dispatch.fallback import TorchFailed, blaming_torch, outside_autocast, torch_fallback, torch_serves
 from tunedgemm.dispatch.gradients import differentiable
 from tunedgemm.dispatch.preshuffle import preferred_weight
-from tunedgemm.dispatch.renewal import renew_table, unbind
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.traced import register_hot_function
 from tunedgemm.dispatch.turns import Turns
@@ -72,13 +71,11 @@ class Dispatcher:
         launchers: maps a cache key to its launcher; the dict of `cache`.
         cache: launchers with their shapes and solutions.
         on_miss: online tuning in the call: tunes a shape without a row, and returns whether it has
-            one now. None unless the settings enable it.
-        background: online tuning in the background; None unless the settings enable it.
+            one now. None unless the settings enable it, as is *background*.
         unbound: shapes first called during a graph capture, with the number of captured calls that
             torch serves. `prewarm` removes a shape.
         preferences: maps a cache key to whether the shuffled copy of its weight is used; see
             `tunedgemm.dispatch.preshuffle`.
-        above: the tuned files that rank above all layers.
     """
 
     def __init__(
@@ -193,11 +190,12 @@ class Dispatcher:
             shape = call.shape
         except ShapeError as error:
             return product_of_none(call, error)
-        is_missing = self.on_miss is not None and shape.m and call.may_wait and not self.table.has_row(shape, call.device)
-        if is_missing and self.on_miss and self.on_miss(shape, call.device):
+        tune = self.on_miss
+        if tune and shape.m and call.may_wait and not self.table.has_row(shape, call.device) and tune(shape, call.device):
             self.renew()
         if self.cache.outdated and may_synchronize(call.operands[0]):
-            unbind(self, shape, call.device)
+            with self._lock:
+                self.cache.unbind(self._bound, (shape, call.device.index))
         launcher, solution, bound = self._choose_launcher(call)
         launcher = self.with_capture(launcher, shape, call.operands, is_tunable=bound is not None)
         if call.device.index >= 0 and is_elsewhere(call.device):
@@ -234,8 +232,22 @@ class Dispatcher:
         ask = capture_check(operands[0])
         return with_call_counter(launcher, self._capture.register(shape, recorded=is_captured(ask)), ask, len(operands))
 
-    #: Read the tables again while serving.
-    renew = renew_table
+    def renew(self) -> None:
+        """Read the tables again; shapes that got a row are bound again by their next calls.
+
+        A call while a graph is captured keeps the earlier binding.
+        """
+        with self._renewing:
+            above, before, table = self.above, self.table, Table.load(self.op, above=self.above)
+            with self._lock:
+                if self.above is not above:  # `load` has read them meanwhile
+                    return
+                self._table = table  # bindings in progress notice it
+                self.preferences.clear()
+            untuned = [(place, bound.device) for place, (bound, _) in list(self._bound.items()) if not bound.tuned]
+            fresh = {place for place, on in untuned if table.has_row(place[0], on) and not before.has_row(place[0], on)}
+            with self._lock:
+                self.cache.outdate(fresh)
 
     def demote(self, call: Call, error: BaseException, launcher: Function) -> torch.Tensor:
         """Serve a call whose cached launcher raised; see `retry`.

@@ -28,9 +28,10 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tunedgemm.device import Device, device_of
+from tunedgemm.dispatch.cache import LauncherCache
 from tunedgemm.dispatch.captures import capture_check, with_call_counter
 from tunedgemm.dispatch.settings import MOE, ONLINE, ONLINE_MOE, OWN_ONLINE, Settings
 from tunedgemm.errors import TunedGemmError
@@ -46,9 +47,6 @@ from tunedgemm.table.row import key_shape
 from tunedgemm.table.sheet import present
 from tunedgemm.table.source import open_source
 
-if TYPE_CHECKING:
-    from tunedgemm.dispatch.dispatcher import Dispatcher
-
 _log = logging.getLogger("tunedgemm")
 
 #: AITER's limits for HIP_ONLINE_TUNING (hipb_mm): the largest M, since prefill meets many Ms once
@@ -63,6 +61,22 @@ _LOOK, _COUNTED, _SHARE = 1.0, 3.0, 0.01
 _MOST_SHAPES = 256
 #: Exit code of a tuner in the background that another process's tuner keeps from running.
 HELD = 75
+
+
+class Dispatcher(Protocol):
+    """The part of `tunedgemm.dispatch.dispatcher.Dispatcher` that online tuning uses."""
+
+    op: Op
+    settings: Settings
+    cache: LauncherCache
+    background: Background | None
+
+    @property
+    def table(self) -> Table:
+        """Return the merged table."""
+
+    def renew(self) -> None:
+        """Read the tables again."""
 
 
 def attach(dispatcher: Dispatcher) -> tuple[Online | None, Background | None]:
