@@ -1,4 +1,4 @@
-"""What the tests of dispatch share: a child that is forked to serve calls."""
+"""What the tests of dispatch share: a child that is forked to serve calls, and a backend for tuners."""
 
 from __future__ import annotations
 
@@ -16,6 +16,42 @@ import pytest
 HUNG = 10
 #: Numbers of the system's threads that outlived a wait for ended ones: those of libraries.
 _lasting: set[int] = set()
+
+PLUGIN = '''
+"""The backend `notes`: F.linear, and what NOTES_KIND asks for; the environment of its process goes to the file NOTES."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from tunedgemm.plugin import Backend, Solution, hookimpl
+
+
+@hookimpl
+def supports():
+    return None
+
+
+@hookimpl
+def enumerate_solutions():
+    flags = [name for name in ("HIP_ONLINE_TUNING", "AITER_ONLINE_TUNE", "TUNEDGEMM_ONLINE") if name in os.environ]
+    with Path(os.environ["NOTES"]).open("a") as file:
+        file.write(f"tuned with {flags}\\n")
+    return [Solution("notes", "linear_v1")]
+
+
+@hookimpl
+def run(operands):
+    import torch
+
+    if os.environ.get("NOTES_KIND") == "hangs":
+        time.sleep(3600)
+    return torch.nn.functional.linear(*operands) + (os.environ.get("NOTES_KIND") == "wrong")
+
+
+backend = Backend("notes", sys.modules[__name__], ops=("a16w16",))
+'''
 
 
 def await_ended_threads() -> None:
@@ -63,3 +99,41 @@ def hasty_switches() -> Iterator[None]:
     sys.setswitchinterval(5e-6)
     yield
     sys.setswitchinterval(before)
+
+
+@pytest.fixture
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Install the backend `notes` in this process and its children;
+    a file gets a line for each tuned shape."""
+    folder = tmp_path / "plugin"
+    (folder / "notes-1.dist-info").mkdir(parents=True)
+    (folder / "notes-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: notes\nVersion: 1\n")
+    (folder / "notes-1.dist-info" / "entry_points.txt").write_text("[tunedgemm.backends]\nnotes = notes_backend:backend\n")
+    (folder / "notes_backend.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("NOTES", str(tmp_path / "notes.txt"))
+    yield tmp_path / "notes.txt"
+    sys.modules.pop("notes_backend", None)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """The user folder, which need not be there."""
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def descendants(home: Path) -> Callable[[], list[str]]:
+    """Return a function that lists the commands of the processes with the test's user folder."""
+
+    def commands() -> list[str]:
+        found = []
+        for environment in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                if f"TUNEDGEMM_HOME={home}".encode() in environment.read_bytes().split(b"\0"):
+                    found.append((environment.parent / "cmdline").read_text())
+            except OSError:  # it ended, or is another user's
+                continue
+        return [command for command in found if command]
+
+    return commands

@@ -33,44 +33,8 @@ from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO, error_ratio
 OP = op_named("a16w16")
 SHAPE = Shape("a16w16", 4, 32, 64, "fp32")
 LINEAR = torch.nn.functional.linear
-#: Tunes with the backend of `plugin` below alone; what it needs here is a tenth of that.
+#: Tunes with the backend of `notes` alone; what it needs here is a tenth of that.
 ONLINE = Settings(online=True, online_libtype="notes", online_seconds=120.0)
-
-PLUGIN = '''
-"""The backend `notes`: F.linear, and what NOTES_KIND asks for; the environment of its process goes to the file NOTES."""
-
-import os
-import sys
-import time
-from pathlib import Path
-
-from tunedgemm.plugin import Backend, Solution, hookimpl
-
-
-@hookimpl
-def supports():
-    return None
-
-
-@hookimpl
-def enumerate_solutions():
-    flags = [name for name in ("HIP_ONLINE_TUNING", "AITER_ONLINE_TUNE") if name in os.environ]
-    with Path(os.environ["NOTES"]).open("a") as file:
-        file.write(f"tuned with {flags}\\n")
-    return [Solution("notes", "linear_v1")]
-
-
-@hookimpl
-def run(operands):
-    import torch
-
-    if os.environ.get("NOTES_KIND") == "hangs":
-        time.sleep(3600)
-    return torch.nn.functional.linear(*operands) + (os.environ.get("NOTES_KIND") == "wrong")
-
-
-backend = Backend("notes", sys.modules[__name__], ops=("a16w16",))
-'''
 
 #: A workload of one call that waits for both processes; it prints the solution and the imported
 #: modules.
@@ -95,27 +59,6 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Install the backend `notes` in this process and its children;
-    a file gets a line for each tuned shape."""
-    folder = tmp_path / "plugin"
-    (folder / "notes-1.dist-info").mkdir(parents=True)
-    (folder / "notes-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: notes\nVersion: 1\n")
-    (folder / "notes-1.dist-info" / "entry_points.txt").write_text("[tunedgemm.backends]\nnotes = notes_backend:backend\n")
-    (folder / "notes_backend.py").write_text(PLUGIN)
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setenv("NOTES", str(tmp_path / "notes.txt"))
-    yield tmp_path / "notes.txt"
-    sys.modules.pop("notes_backend", None)
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    """The user folder, which need not be there."""
-    return tmp_path / "home"
-
-
-@pytest.fixture
 def no_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Point to a user folder that cannot be created, so that each attempt to tune warns."""
     (tmp_path / "file").touch()
@@ -135,18 +78,6 @@ def put(path: Path, shape: Shape, solution: Solution) -> None:
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-def descendants(mark: Path) -> list[str]:
-    """The processes that were started with *mark* as their user folder."""
-    found = []
-    for environment in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if f"TUNEDGEMM_HOME={mark}".encode() in environment.read_bytes().split(b"\0"):
-                found.append((environment.parent / "cmdline").read_text())
-        except OSError:  # it ended, or is another user's
-            continue
-    return [command for command in found if command]
 
 
 @pytest.mark.slow
@@ -229,7 +160,7 @@ def test_a_failed_tune_is_one_warning_and_not_repeated(
 
 @pytest.mark.slow
 def test_a_kernel_that_hangs_costs_the_bound_at_most(
-    notes: Path, home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    notes: Path, home: Path, descendants: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The call is served then, and no process of the tuner is left."""
     monkeypatch.setenv("NOTES_KIND", "hangs")
@@ -241,7 +172,7 @@ def test_a_kernel_that_hangs_costs_the_bound_at_most(
     assert time.monotonic() - started < 8 + 4
     torch.testing.assert_close(out, LINEAR(x, weight))
     assert len(warnings(caplog)) == 1
-    assert descendants(home) == []
+    assert descendants() == []
 
 
 @pytest.mark.parametrize("stores", [False, True], ids=["no row", "a row"])

@@ -213,7 +213,7 @@ class Background:
         self._thread: threading.Thread | None = None
 
     def join(self, dispatcher: Dispatcher) -> None:
-        """Serve a dispatcher for as long as it is in use with this value."""
+        """Follow the table of a dispatcher until it is reloaded or freed."""
         with self._lock:
             self._served[dispatcher] = _stamp(tuned_path(dispatcher.op))
 
@@ -308,7 +308,7 @@ class Background:
     def _end(self, reason: str) -> None:
         """Tune no more in this process, and say why."""
         self._left = 0.0
-        _log.warning("online tuning has ended in this process, which serves without: %s", reason)
+        _log.warning("online tuning has ended in this process: %s", reason)
 
     def _restart(self) -> None:
         """Only read rows in a forked child, if its parent may tune."""
