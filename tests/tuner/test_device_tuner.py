@@ -276,6 +276,14 @@ def test_only_some_solutions_are_timed_where_a_task_says_so() -> None:
     assert "screen" not in {event.activity for event in told if isinstance(event, Step)}
 
 
+@pytest.mark.parametrize(("most", "refines"), [(0, True), (4, False), (5, True)])
+def test_few_candidates_are_not_refined(most: int, refines: bool) -> None:
+    """Below five candidates, the best guesses alone are timed."""
+    made = device_tuner(never, Options(libtype="turbo", iters=8, warmup=1, candidates=most))
+    tuned(made)
+    assert any(request.method == "neighbours" for request in made.client.worker.requests) is refines
+
+
 def test_a_lost_device_blames_no_solution() -> None:
     """If no new worker can be started, the device is lost, and another tunes its shape."""
     died: list[str] = []

@@ -69,7 +69,8 @@ class Options:
         timing: ``graph`` replays captured calls, ``eager`` launches them.
         warmup: uncounted rounds before timing.
         iters: most rounds of the accurate phase.
-        candidates: most solutions per libtype, its best guesses and their neighbours; 0 for all.
+        candidates: most solutions per libtype, its best guesses and their neighbours; below 5 the
+            guesses alone; 0 for all.
         search: ``quick`` tries the beginning of lists whose order was measured, ``full`` whole
             lists and more neighbours.
         topk: solutions per libtype that reach the accurate phase.
