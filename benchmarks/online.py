@@ -5,11 +5,12 @@
 Each shape is called in turn, in a loop, for the seconds, with a fresh user folder and
 ``TUNEDGEMM_ONLINE=background``. Then three launchers of each shape are timed in the same rounds, as
 the tuner times them. They are the untuned choice at the start, the solution that serves after the
-loop, and the row in ``--table``. Equal solutions are one launcher. A share is (start - after) / (start - full),
-of the sum of all shapes and of the mean of logarithms. Without ``--table`` there is none.
+loop, and the row in ``--table``. Equal solutions are one launcher. A share is (start - after) /
+(start - full), of the sum of all shapes and of the mean of logarithms. Without ``--table`` there is
+none.
 
-The result also has the longest pass over all shapes before the tuner begins and while it works, in
-milliseconds, and the seconds at which shapes got their rows.
+The result also has the seconds at which shapes got their rows. It has the longest pass over all
+shapes in milliseconds, before the tuner begins and while it works.
 """
 
 from __future__ import annotations

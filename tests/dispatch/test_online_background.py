@@ -158,7 +158,7 @@ def serving(request: pytest.FixtureRequest) -> Iterator[Callable[..., TunedGemm]
 def test_calls_are_served_while_tuning_and_rows_arrive_between_them(
     mode: Callable[[], Any], fake: FakeTuner, serving: Callable[..., TunedGemm]
 ) -> None:
-    """Calls run untuned until the row is there, then by the row; the tuner gets the shapes with their calls."""
+    """Calls run untuned until the row is there, then by the row; the tuner gets the numbers of calls."""
     calls: list[str] = []
     gemm = serving(registry(calls))
     with mode():
@@ -266,7 +266,7 @@ def test_threads_get_the_row(fake: FakeTuner, serving: Callable[..., TunedGemm],
 def test_a_forked_child_reads_rows_and_tunes_nothing(
     one_thread: None, table: Path, fake: FakeTuner, serving: Callable[..., TunedGemm], in_child: Callable[..., str]
 ) -> None:
-    """It serves, binds a row that arrives, and starts no tuner, also for shapes of its own."""
+    """It serves, binds a row that arrives, and starts no tuner for new shapes."""
     gemm, (x, weight) = serving(), operands()
     gemm.gemm_a16w16(x, weight)
     fake.begun.wait(LATE)
