@@ -45,7 +45,7 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep each test away from the user's tables, captured shapes, compiled kernels and terminal."""
     monkeypatch.setenv("TUNEDGEMM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path / "cache"))
-    for variable in [name for name in os.environ if name.startswith(("AITER_", "GTUNE_", "HIP_ONLINE_"))]:
+    for variable in [name for name in os.environ if name.startswith(("AITER_", "GTUNE_", "HIP_ONLINE_", "TUNEDGEMM_ONLINE"))]:
         monkeypatch.delenv(variable)
     monkeypatch.delenv("COLUMNS", raising=False)  # set in processes of pytest-xdist
 
