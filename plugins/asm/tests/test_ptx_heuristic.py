@@ -192,7 +192,9 @@ def test_idle_multiprocessors_share_k(failing: Any) -> None:
     assert not failing(check, [(LIKE, 1), (LIKE, 16), (LIKE, 64), (BY_BLOCK, 8), (BY_BLOCK, 64)])
 
 
-@pytest.mark.parametrize(("m", "n", "is_large"), [(4096, 7168, True), (1024, 7168, True), (1024, 4096, False), (1024, 5120, False), (256, 36864, False)])
+@pytest.mark.parametrize(
+    ("m", "n", "is_large"), [(4096, 7168, True), (1024, 7168, True), (1024, 5120, False), (1024, 4096, False), (256, 36864, False)]
+)
 def test_many_rows_by_block_get_large_tiles_that_tma_stores(m: int, n: int, is_large: bool) -> None:
     """Tiles of 128 x 256 outputs serve products that have one and a half for each multiprocessor."""
     solution = asm.heuristic_fallback(attrs.evolve(BY_BLOCK, m=m, n=n), H100)
