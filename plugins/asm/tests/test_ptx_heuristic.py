@@ -158,6 +158,7 @@ def test_other_backends_serve_unmeasured_or_slower_classes(failing: Any) -> None
                 *(attrs.evolve(PLAIN, m=m, n=1024, k=1792) for m in (1, 4)),
                 attrs.evolve(PLAIN, m=64, n=4104, k=128),
                 attrs.evolve(PLAIN, m=64, n=512, k=2056),
+                attrs.evolve(PLAIN, m=129, n=2496, k=504),
                 attrs.evolve(PLAIN, outdtype="fp32"),
                 attrs.evolve(BY_BLOCK, extra={}),
                 attrs.evolve(BY_BLOCK, m=16384),

@@ -68,6 +68,8 @@ def test_other_devices_and_weights_get_none() -> None:
         ((16, 7168, 8192), False),
         ((1, 64, 1792), True),
         ((4, 512, 7168), True),
+        ((1, 320, 8896), True),
+        ((4, 320, 8896), False),
         ((4, 1024, 6144), True),
         ((4, 1024, 6152), False),
         ((5, 512, 7168), False),
