@@ -45,8 +45,8 @@ class Measured:
 
 
 #: Op -> untuned products that get a kernel, by the gain over torch's call on an H100 (26 November
-#: 2026) and an H200 (26 and 28 November 2026). Times of `_split` kernels and of sizes drawn at
-#: random are of the H200 (28 November 2026).
+#: 2026) and an H200 (26 and 28 November 2026). Kernels that split K, and sizes drawn at random,
+#: were timed on the H200 alone.
 #:
 #: bf16, M of 2 to 32, N up to 7168: 1.016 to 1.2 on the H100, 0.979 to 1.34 on the H200. Wider
 #: weights leave the last round of tiles uneven, and an H200, which reads 1.4 times as fast, loses
