@@ -209,3 +209,8 @@ def test_one_row_is_m_major() -> None:
     one = attrs.evolve(BY_BLOCK, m=1, extra={})
     assert asm.heuristic_fallback(one, H100) is not None
     assert asm.heuristic_fallback(attrs.evolve(one, m=2), H100) is None
+
+
+def test_a_product_of_too_many_tiles_gets_none() -> None:
+    """No kernel has so many tiles, and torch reports the outputs that fit no memory."""
+    assert asm.heuristic_fallback(attrs.evolve(LIKE, m=1 << 28, n=1 << 18), H200) is None

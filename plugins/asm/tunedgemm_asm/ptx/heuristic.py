@@ -12,7 +12,7 @@ from tunedgemm_asm.limits import ceil_div
 from tunedgemm_asm.ptx.cost import cost_of
 from tunedgemm_asm.ptx.limits import MOST_SIZE, MOST_SPLITS, tiles_of, unfit
 from tunedgemm_asm.ptx.names import COLUMNS, SCALE_BLOCK, SIDE, KernelConfig
-from tunedgemm_asm.ptx.space import enumerate_stages, enumerate_tiles, is_worthwhile, resident_ctas, with_panels
+from tunedgemm_asm.ptx.space import Candidate, enumerate_stages, enumerate_tiles, is_worthwhile, resident_ctas, with_panels
 
 _MI = 1 << 20
 _ANY = 1 << 62
@@ -114,13 +114,16 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution |
     if shape.layout != COLUMNS and not _faster_untuned(shape, device):
         return None
     step = _FEW_STEP if shape.m <= _FEW_ROWS else _MANY_STEP
-    config, splits = _guess(attrs.evolve(shape, m=min(ceil_div(shape.m, step) * step, MOST_SIZE)), device)
-    return Solution(libtype, config.name, splits)
+    guess = _guess(attrs.evolve(shape, m=min(ceil_div(shape.m, step) * step, MOST_SIZE)), device)
+    return Solution(libtype, guess[0].name, guess[1]) if guess else None
 
 
 @functools.lru_cache(maxsize=4096)
-def _guess(shape: Shape, device: Device) -> tuple[KernelConfig, int]:
-    """Return the kernel and splits of the least predicted time; takes two to six milliseconds."""
+def _guess(shape: Shape, device: Device) -> Candidate | None:
+    """Return the kernel and splits of the least predicted time; takes two to six milliseconds.
+
+    None if each has too many tiles.
+    """
     tiles = [
         attrs.evolve(tile, stages=stages[0])
         for tile in enumerate_tiles(shape, shape.dtype.startswith("fp8"))
@@ -134,7 +137,7 @@ def _guess(shape: Shape, device: Device) -> tuple[KernelConfig, int]:
         fitting = [tile for tile in fitting if not (tile.swapped and tile.consumers > 1)]
     fitting = _large(fitting, shape, device) or fitting
     guesses = ((config, splits) for config in fitting for splits in _splits(config, shape, device))
-    return min(guesses, key=lambda guess: (cost_of(*guess, shape, max(1, device.cu_num)), guess[0].turns))
+    return min(guesses, key=lambda guess: (cost_of(*guess, shape, max(1, device.cu_num)), guess[0].turns), default=None)
 
 
 def _large(tiles: list[KernelConfig], shape: Shape, device: Device) -> list[KernelConfig]:
