@@ -4,6 +4,7 @@ alone.
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import pickle
@@ -17,11 +18,16 @@ import pytest
 from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device, device_of
+from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.testing.fakes import fake_backend, fake_registry, with_hooks
 from tunedgemm.tuner import compilers as compilers_module
 from tunedgemm.tuner.compilers import Compilers
+from tunedgemm.tuner.device_tuner import DeviceTuner
+from tunedgemm.tuner.session import Session
+from tunedgemm.tuner.trial import Event, Options, Outcome, Task
+from tunedgemm.tuner.worker import Inline
 
 PLUGIN = """
 import os, sys, threading, time
@@ -168,6 +174,50 @@ def test_spare_tasks_compile_last_and_are_dropped(brittle: Registry, tmp_path: P
     assert [line for line in order if line.startswith("2")] == []
     assert order[:2] == ["1 noted first", "3 noted first"]
     assert len(order) == 8
+
+
+@pytest.mark.slow
+def test_a_dropped_task_that_runs_does_not_stall_the_pool(
+    brittle: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next task waits for it in the same pool, and `drain` until its deadline."""
+    notes, device = tmp_path / "notes", device_of(-1)
+    monkeypatch.setenv("NOTES", str(notes))
+    monkeypatch.setattr("tunedgemm.tuner.compilers._STALLED", 1.0)
+    shape, later = Shape("a16w16", 1, 16, 32), Shape("a16w16", 2, 16, 32)
+    compilers = Compilers(jobs=1, registry=brittle)
+    try:
+        assert compilers.finish(shape, [Solution("brittle", "fine")], device) == []  # the pool has started
+        compilers.begin(shape, [Solution("brittle", "noted")], device)
+        while not notes.exists():
+            time.sleep(0.02)
+        compilers.drop(shape, device)
+        compilers.begin(later, [Solution("brittle", "fine")], device)
+        began = time.monotonic()
+        compilers.drain(began + 4)
+        assert time.monotonic() >= began + 4
+        (tmp_path / "notes.open").touch()
+        assert compilers.finish(later, [Solution("brittle", "fine")], device) == []
+    finally:
+        compilers.stop()
+    assert "new ones take over" not in caplog.text
+
+
+@pytest.mark.slow
+def test_kernels_of_later_shapes_do_not_spend_the_budget(brittle: Registry) -> None:
+    """Timing on a CPU waits for their compilations for half of the budget at most."""
+    shape, options = Shape("a16w16", 1, 16, 32, "fp32"), Options(libtype="torch", iters=8, warmup=1, budget=8.0)
+    compilers = Compilers(jobs=1, registry=brittle)
+    worker = Inline(functools.partial(Session, "a16w16", -1, options, brittle))
+    tuner = DeviceTuner(op_named("a16w16"), options, worker, compilers, {"torch": 0})
+    tuner.begin()
+    compilers.begin(attrs.evolve(shape, m=2), [Solution("brittle", "hangs")], device_of(-1))
+    events: list[Event] = []
+    try:
+        tuner.tune(Task(shape), (), events.append, time.monotonic() + options.budget)
+    finally:
+        compilers.stop()
+    assert isinstance(events[-1], Outcome) and events[-1].winner is not None
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import multiprocessing
 import os
 import threading
@@ -167,10 +168,10 @@ class Compilers:
                 return [solution for solution in solutions if solution not in running and solution not in waiting]
             wait(running.values(), timeout=min(left, 1.0), return_when=FIRST_COMPLETED)
 
-    def drain(self) -> None:
-        """Wait for all compilations, which would disturb timing on a CPU."""
+    def drain(self, deadline: float = math.inf) -> None:
+        """Wait until *deadline* (`time.monotonic`) for all compilations, which would disturb timing on a CPU."""
         awaited: set[_Job] = set()
-        while True:
+        while time.monotonic() < deadline:
             with self._lock:
                 self._waiting |= self._spare
                 self._feed_first(list(self._waiting))
@@ -179,7 +180,7 @@ class Compilers:
                 return
             for job in jobs:
                 with contextlib.suppress(BrokenExecutor):
-                    self._await(job)
+                    self._await(job, deadline)
             awaited |= jobs
 
     def _failure_of(self, shape: Shape, solution: Solution, device: Device) -> tuple[str, str]:
@@ -206,17 +207,17 @@ class Compilers:
             self._pending.pop(task, None)
         return "compile_failed", "the compilers died"
 
-    def _await(self, job: _Job) -> None:
-        """Wait for the end of a job.
+    def _await(self, job: _Job, deadline: float = math.inf) -> None:
+        """Wait for the end of a job, or until *deadline*.
 
         Raises:
             BrokenExecutor: the pool ended first, or stalled and was stopped.
         """
         pool, future = job.pool, job.future
-        while not future.done():
+        while not future.done() and (left := deadline - time.monotonic()) > 0:
             if not pool.active and not future.done():  # it never reports tasks that it had not started
                 raise BrokenExecutor
-            if not wait([future], timeout=1.0).done and self._is_stalled(pool, future):
+            if not wait([future], timeout=min(left, 1.0)).done and self._is_stalled(pool, future):
                 _log.warning("compilers: no task began for %g s and all are idle; new ones take over", _STALLED)
                 pool.stop()
                 raise BrokenExecutor
@@ -227,7 +228,7 @@ class Compilers:
         A process killed while fetching a task loses it, or keeps the queue's lock.
         """
         with self._lock:
-            tasks = {future, *(job.future for job in self._pending.values() if job.pool is pool)}
+            tasks = {future, *self._running}
             begun = sum(task.running() for task in tasks)
             if self._awake is not pool or begun >= self._size or all(task.running() or task.done() for task in tasks):
                 self._idle = None

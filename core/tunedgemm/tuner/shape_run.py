@@ -116,8 +116,8 @@ class ShapeRun:
             if self.deadline < math.inf:
                 candidates = compilers.ready(shape, candidates, device, self._moment(CHECKING))
             lost = compilers.finish(shape, candidates, device)
-            if device.kind == "cpu" and not self._is_late(CHECKING):
-                compilers.drain()
+            if device.kind == "cpu":
+                compilers.drain(self._moment(CHECKING))
         self._finalize(lost)
         return [solution for solution in candidates if solution not in self._timings]
 
