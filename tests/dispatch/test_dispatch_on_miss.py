@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import tunedgemm
 from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device, device_of
+from tunedgemm.dispatch.cache import LauncherCache, Served
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.ops import op_named
@@ -155,3 +157,55 @@ def test_a_new_row_is_loaded_and_bound_launchers_stay(tmp_path: Path) -> None:
 def test_a_given_table_gets_no_rows() -> None:
     """A dispatcher over a given table tunes nothing, because it has no table for new rows."""
     assert Dispatcher(OP, settings=Settings(online=True), table=Table(OP)).on_miss is None
+
+
+def renewable(folder: Path) -> tuple[Dispatcher, Path]:
+    """A dispatcher that has served a shape untuned, and the user's table, which is not there yet."""
+    dispatcher = Dispatcher(OP, fake_registry(fake_backend("turbo", solutions=("a",))), settings=Settings())
+    dispatcher.call(*operands())
+    return dispatcher, folder / "home" / "bf16_tuned_gemm.csv"
+
+
+def test_prewarm_binds_a_row_that_renew_has_read(tmp_path: Path) -> None:
+    """A graph that is captured after it has the row's kernel."""
+    dispatcher, table = renewable(tmp_path)
+    put(table, SHAPE, Solution("turbo", "a"))
+    dispatcher.renew()
+
+    dispatcher.prewarm([SHAPE], device_of(-1))
+
+    assert str(dispatcher.bound(SHAPE, device_of(-1)).offer.solution) == "turbo:a"
+
+
+def test_a_reload_during_renew_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables that were read before it are not used after it."""
+    dispatcher, table = renewable(tmp_path)
+    load = Table.load
+
+    def reloaded_meanwhile(*arguments: Any, **named: Any) -> Table:
+        read = load(*arguments, **named)
+        put(table, SHAPE, Solution("turbo", "a"))
+        dispatcher.reload()
+        return read
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Table, "load", reloaded_meanwhile)
+        dispatcher.renew()
+
+    assert str(dispatcher.bound(SHAPE, device_of(-1)).offer.solution) == "turbo:a"
+
+
+def test_a_launcher_dropped_while_it_is_kept_serves_no_more() -> None:
+    """A thread that drops between the two steps of `keep` leaves nothing that a later drop misses."""
+    cache = LauncherCache()
+
+    class Dropping(dict[Any, Any]):
+        def __setitem__(self, key: Any, value: Any) -> None:
+            cache.drop(lambda served: True)
+            super().__setitem__(key, value)
+
+    cache.launchers = Dropping()
+    cache.keep(("key",), Served(LINEAR, SHAPE, -1, None))
+    cache.drop(lambda served: True)
+
+    assert not cache.launchers

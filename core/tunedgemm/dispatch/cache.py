@@ -49,8 +49,8 @@ class LauncherCache:
         """Cache a launcher under a key, unless it is outdated."""
         if self.outdated and (served.shape, served.index) in self.outdated:
             return
-        self._served[key] = served
         self.launchers[key] = served.launcher
+        self._served[key] = served  # last, since `drop` in another thread finds launchers by it
 
     def take(self, key: Key) -> Served | None:
         """Remove and return the entry of a key."""
@@ -76,8 +76,8 @@ class LauncherCache:
     def unbind(self, bound: dict[tuple[Shape, int], Any], place: tuple[Shape, int]) -> None:
         """Remove an outdated binding, so that the next one is kept."""
         if place in self.outdated:
-            self.outdated.discard(place)
             bound.pop(place, None)
+            self.outdated.discard(place)  # last: until then no thread keeps the earlier launcher
 
     def clear(self) -> None:
         """Remove all launchers."""

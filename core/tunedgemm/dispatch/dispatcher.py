@@ -194,8 +194,7 @@ class Dispatcher:
         if tune and shape.m and call.may_wait and not self.table.has_row(shape, call.device) and tune(shape, call.device):
             self.renew()
         if self.cache.outdated and may_synchronize(call.operands[0]):
-            with self._lock:
-                self.cache.unbind(self._bound, (shape, call.device.index))
+            self.cache.unbind(self._bound, (shape, call.device.index))
         launcher, solution, bound = self._choose_launcher(call)
         launcher = self.with_capture(launcher, shape, call.operands, is_tunable=bound is not None)
         if call.device.index >= 0 and is_elsewhere(call.device):
@@ -238,9 +237,9 @@ class Dispatcher:
         A call while a graph is captured keeps the earlier binding.
         """
         with self._renewing:
-            above, before, table = self.above, self.table, Table.load(self.op, above=self.above)
+            before, table = self.table, Table.load(self.op, above=self.above)
             with self._lock:
-                if self.above is not above:  # `load` has read them meanwhile
+                if self._table is not before:  # `reload` or `load` came meanwhile
                     return
                 self._table = table  # bindings in progress notice it
                 self.preferences.clear()
@@ -307,6 +306,7 @@ class Dispatcher:
 
     def warm(self, shape: Shape, device: Device, operands: Operands = ()) -> bool:
         """Bind a shape and run it on these or random operands; return False without the memory."""
+        self.cache.unbind(self._bound, (shape, device.index))
         explanation, launcher = self._bind(shape, device)
         self.unbound.pop(shape, None)
         drawn = operands or random_operands(self.op, shape, device)
