@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -323,6 +325,59 @@ def test_reloading_without_the_variable_ends_it(fake: FakeTuner, monkeypatch: py
 
     until(lambda: background._thread is None)
     assert dispatcher.background is None and dispatcher.on_miss is None
+
+
+def test_a_freed_instance_ends_its_tuner(fake: FakeTuner, serving: Callable[..., TunedGemm]) -> None:
+    """Nothing of online tuning keeps a dispatcher alive while the tuner runs."""
+    dispatcher = Dispatcher(OP, registry(), settings=Settings(background=True, online_seconds=55.5))
+    background, alive = dispatcher.background, weakref.ref(dispatcher)
+    dispatcher.call(*operands())
+    fake.begun.wait(LATE)
+    del dispatcher
+
+    until(lambda: gc.collect() is not None and background._thread is None, 10)
+    assert alive() is None
+
+
+def test_reading_tables_costs_a_share_of_a_core_while_tuning(
+    table: Path, fake: FakeTuner, serving: Callable[..., TunedGemm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table that takes long to read is not read at each look."""
+    monkeypatch.setattr(online, "_SHARE", 1e-9)
+    gemm = serving()
+    gemm.gemm_a16w16(*operands())
+    fake.begun.wait(LATE)
+    renewed: list[int] = []
+    monkeypatch.setattr(gemm.dispatcher, "renew", lambda: renewed.append(sum(range(100_000))))
+    gemm.dispatcher.background._again = 0.0
+    for n in range(20):
+        put(table, *[evolve(SHAPE, n=16 * n + 16)] * (n + 1))
+        time.sleep(0.03)
+
+    assert len(renewed) == 1
+
+
+def test_an_error_of_a_look_costs_the_tuning_alone(
+    table: Path, serving: Callable[..., TunedGemm], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread goes on and reads later rows."""
+    gemm, (x, weight) = serving(), operands()
+    gemm.gemm_a16w16(x, weight)
+    raised: list[bool] = []
+
+    def raises() -> None:
+        raised.append(True)
+        monkeypatch.delattr(gemm.dispatcher, "renew")
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(gemm.dispatcher, "renew", raises, raising=False)
+    put(table, evolve(SHAPE, n=48))
+    until(lambda: raised)
+    time.sleep(0.1)
+    put(table, SHAPE, evolve(SHAPE, n=48))
+
+    until(lambda: gemm.gemm_a16w16(x, weight) is not None and served(gemm.dispatcher) == OURS, 10)
+    assert "ended in this process: MemoryError: no room" in caplog.text
 
 
 def environment(**more: str) -> dict[str, str]:

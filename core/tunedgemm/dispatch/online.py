@@ -207,6 +207,7 @@ class Background:
         self._left, self._libtype = seconds, libtype
         self._waiting: dict[tuple[Shape, Device], list[int]] = {}  # numbers of calls, eager and recorded
         self._since = 0.0  # time.monotonic of the first of them
+        self._again = 0.0  # time.monotonic of the next look at the tables
         self._begun: set[tuple[Shape, Device]] = set()
         self._served: weakref.WeakKeyDictionary[Dispatcher, _Stamp] = weakref.WeakKeyDictionary()
         self._lock = ForkSafeLock()
@@ -241,13 +242,14 @@ class Background:
 
     def _run(self) -> None:
         while True:
-            time.sleep(max(_LOOK, self._look()))
+            time.sleep(_LOOK)
             with self._lock:
                 if not self._dispatchers:
                     self._thread = None
                     return
             try:
-                for device, calls in self._due():
+                self._look()
+                for device, calls in self._due().items():
                     self._tune(device, calls)
             except Exception as error:  # serving goes on
                 self._end(f"{type(error).__name__}: {error}")
@@ -257,8 +259,10 @@ class Background:
         with self._lock:
             return [dispatcher for dispatcher in list(self._served) if dispatcher.background is self]
 
-    def _look(self) -> float:
-        """Renew the dispatchers whose table has changed; return how long to pause after it."""
+    def _look(self) -> None:
+        """Renew the dispatchers whose table has changed, within the share of a core."""
+        if time.monotonic() < self._again:
+            return
         started = time.thread_time()
         for dispatcher in self._dispatchers:
             try:
@@ -268,21 +272,22 @@ class Background:
                     dispatcher.renew()
             except TunedGemmError as error:  # the table of before serves
                 _log.warning("rows tuned online are not read: %s", error)
-        return (time.thread_time() - started) / _SHARE
+        self._again = time.monotonic() + (time.thread_time() - started) / _SHARE
 
-    def _due(self) -> Iterator[tuple[Device, Mapping[Shape, int]]]:
-        """Yield the shapes that have been counted, with their calls, by device; they count no more."""
+    def _due(self) -> dict[Device, dict[Shape, int]]:
+        """Return the shapes that have been counted, with their calls, by device; they count no more."""
         with self._lock:
             if not self._waiting or time.monotonic() < self._since + _COUNTED:
-                return
+                return {}
             waiting, self._waiting = self._waiting, {}
             self._begun |= waiting.keys()
         shapes = {shape for shape, _ in waiting}
         for dispatcher in self._dispatchers:
             dispatcher.cache.drop(lambda served: key_shape(served.shape) in shapes)
-        for device in dict.fromkeys(on for _, on in waiting):
-            calls = {shape: max(1, sum(counter)) for (shape, on), counter in waiting.items() if on == device}
-            yield device, calls
+        due: dict[Device, dict[Shape, int]] = {}
+        for (shape, device), counter in waiting.items():
+            due.setdefault(device, {})[shape] = max(1, sum(counter))
+        return due
 
     def _tune(self, device: Device, calls: Mapping[Shape, int]) -> None:
         """Tune shapes in a child, and look for its rows meanwhile."""
