@@ -285,7 +285,7 @@ def test_a_forked_child_reads_rows_and_tunes_nothing(
 
 @pytest.mark.parametrize(
     ("answer", "said"),
-    [((-9, ""), "exit code -9"), ((1, "no room"), "no room"), ((online.HELD, ""), ""), ((None, ""), "")],
+    [((-9, "warnings.warn("), "exit code -9"), ((1, "no room"), "no room"), ((online.HELD, ""), ""), ((None, ""), "")],
     ids=["killed", "failed", "another tunes", "seconds are over"],
 )
 def test_a_tuner_that_ends_costs_the_tuning_alone(

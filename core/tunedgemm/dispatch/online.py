@@ -306,7 +306,7 @@ class Background:
             self._left = 0.0
             _log.info("another process tunes online")
         elif code:
-            self._end(said or f"the tuner ended with exit code {code}")
+            self._end(said if said and code > 0 else f"the tuner ended with exit code {code}")
         else:
             _log.info("online tuning: %s; %.0f s are left", said or "the seconds are over", max(0.0, self._left))
 
