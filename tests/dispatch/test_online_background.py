@@ -339,26 +339,21 @@ def test_a_freed_instance_ends_its_tuner(fake: FakeTuner, serving: Callable[...,
     assert alive() is None
 
 
-def test_reading_tables_costs_a_share_of_a_core_while_tuning(
-    table: Path, fake: FakeTuner, serving: Callable[..., TunedGemm], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A table that takes long to read is not read at each look."""
+def test_reading_tables_costs_a_share_of_a_core(table: Path, serving: Callable[..., TunedGemm], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that takes long to read is not read at each look, also while the tuner stores rows."""
     monkeypatch.setattr(online, "_SHARE", 1e-9)
-    gemm = serving()
-    gemm.gemm_a16w16(*operands())
-    fake.begun.wait(LATE)
+    dispatcher = serving().dispatcher
     renewed: list[int] = []
-    monkeypatch.setattr(gemm.dispatcher, "renew", lambda: renewed.append(sum(range(100_000))))
-    gemm.dispatcher.background._again = 0.0
-    for n in range(20):
-        put(table, *[evolve(SHAPE, n=16 * n + 16)] * (n + 1))
-        time.sleep(0.03)
+    monkeypatch.setattr(dispatcher, "renew", lambda: renewed.append(sum(range(100_000))))
+    for shapes in ([SHAPE], [SHAPE, evolve(SHAPE, n=48)]):
+        put(table, *shapes)
+        dispatcher.background._look()
 
     assert len(renewed) == 1
 
 
 def test_an_error_of_a_look_costs_the_tuning_alone(
-    table: Path, serving: Callable[..., TunedGemm], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    table: Path, fake: FakeTuner, serving: Callable[..., TunedGemm], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The thread goes on and reads later rows."""
     gemm, (x, weight) = serving(), operands()
