@@ -48,9 +48,11 @@ def child() -> None:
     threading.Thread(target=_end_with, args=[question["parent"]], daemon=True).start()
     seconds = float(question["seconds"])
     signal.alarm(math.ceil(seconds))
+    most = Options()
     options = Options(
         libtype=question["libtype"], device=question["device"], candidates=CANDIDATES, budget=_RACED * seconds,
-        timeout=_COMPILED * seconds, kernel_timeout=_HUNG * seconds, seconds=min(_MEASURED * seconds, Options().seconds),
+        timeout=min(_COMPILED * seconds, most.timeout), kernel_timeout=min(_HUNG * seconds, most.kernel_timeout),
+        seconds=min(_MEASURED * seconds, most.seconds),
     )  # fmt: skip
     calls = {Shape.from_dict(fields): count for fields, count in question["shapes"]}
     if question["lock"]:
