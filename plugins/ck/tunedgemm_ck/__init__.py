@@ -11,7 +11,7 @@ import attrs
 from tunedgemm.plugin import Backend, Device, Launcher, PluginError, Shape, Solution, Unsupported, hookimpl
 
 from tunedgemm_ck import cutlass as cutlass_family
-from tunedgemm_ck import launch, names, space, tile, toolchain, xdl
+from tunedgemm_ck import heuristic, launch, names, space, tile, toolchain, xdl
 from tunedgemm_ck.build import targets_of
 from tunedgemm_ck.family import Family
 from tunedgemm_ck.problem import Problem, problem_of
@@ -81,6 +81,11 @@ class Templates:
         built.
         """
         return space.enumerate_available(self.family, self.finder, shape, device)
+
+    @hookimpl
+    def heuristic_fallback(self, shape: Shape, device: Device) -> Solution | None:
+        """Return the best built instance where measured times say that it beats torch, or None."""
+        return heuristic.heuristic_fallback(self.family, self.finder, shape, device)
 
     @hookimpl
     def prepare(self, solution: Solution, shape: Shape, device: Device) -> None:

@@ -27,6 +27,11 @@ AMD_NEEDS = ("Composable Kernel's headers, which ROCm has", "amdclang++ or hipcc
 Candidate = tuple[Instance, int]
 
 
+def _none(shape: Shape, device: Device) -> Iterable[Candidate]:
+    """Return no instance: no times of the family's device were measured or fitted."""
+    return ()
+
+
 @attrs.frozen(eq=False)
 class Family:
     """One template library.
@@ -53,6 +58,7 @@ class Family:
         deterministic: (instance, splitK) to whether the output repeats its bits.
         revision: part of the library version; raised when a template changes.
         platforms: its architectures, and what each needs installed.
+        enumerate_untuned: (shape, device) to the instances expected to beat torch, best first.
     """
 
     libtype: str
@@ -68,6 +74,7 @@ class Family:
     deterministic: Callable[[Instance, int], bool]
     revision: int
     platforms: tuple[Platform, ...] = ()
+    enumerate_untuned: Callable[[Shape, Device], Iterable[Candidate]] = _none
 
 
 def routed(experts: Callable[..., Any], others: Callable[..., Any]) -> Callable[..., Any]:

@@ -39,6 +39,7 @@ FAMILY = Family(
     enumerate_neighbours=routed(moe_space.enumerate_neighbours, space.enumerate_neighbours),
     deterministic=_deterministic,
     revision=1,
+    enumerate_untuned=space.enumerate_untuned,
     platforms=(
         Platform(("gfx950",), needs=AMD_NEEDS),
         Platform(("gfx942",), needs=AMD_NEEDS, ops=tuple(op for op in (*FORMS, MOE) if op != "a4w4_blockscale")),

@@ -29,6 +29,8 @@ _NEAREST = 4
 
 #: (instance, splitK, shape, device) -> why the instance cannot serve a supported shape, or None.
 Unfit = Callable[[Any, int, Shape, Device], str | None]
+#: The same -> a predicted cost, in any unit.
+Cost = Callable[[Any, int, Shape, Device], float]
 
 
 def cost_of(tile: tuple[int, int, int], split: int, shape: Shape, device: Device) -> float:
@@ -72,21 +74,40 @@ def order_by_cost(costs: Mapping[Any, float], full: bool) -> list[Any]:
 
 def order_fitting(instances: Iterable[Any], unfit: Unfit, most_split: int, shape: Shape, device: Device, full: bool) -> list[Any]:
     """Return the instances that fit, each with the splitK worth timing, as `order_by_cost`."""
-    costs = {
-        (instance, split): cost_of(instance.sides, split, shape, device)
+    return order_by_cost(fitting_costs(instances, unfit, most_split, shape, device, _tile_cost), full)
+
+
+def _tile_cost(instance: Any, split: int, shape: Shape, device: Device) -> float:
+    return cost_of(instance.sides, split, shape, device)
+
+
+def fitting_costs(
+    instances: Iterable[Any], unfit: Unfit, most_split: int, shape: Shape, device: Device, cost: Cost, rounds: int = 1
+) -> dict[Any, float]:
+    """Return the costs of the instances that fit, with the splitK worth timing.
+
+    Args:
+        instances: the offered ones.
+        unfit: says why one cannot serve the shape.
+        most_split: the largest splitK.
+        shape, device: of the product.
+        cost: predicts one.
+        rounds: K is split until so many rounds of blocks keep all units busy.
+    """
+    return {
+        (instance, split): cost(instance, split, shape, device)
         for instance in instances
-        for split in _useful_splits(instance.sides, most_split, shape, device)
+        for split in _useful_splits(instance.sides, most_split, shape, rounds * device.cu_num)
         if not unfit(instance, split, shape, device)
     }
-    return order_by_cost(costs, full)
 
 
-def _useful_splits(sides: tuple[int, int, int], most: int, shape: Shape, device: Device) -> Iterator[int]:
-    """Yield logarithms of the parts of K worth timing: 0, and more while compute units would be idle."""
+def _useful_splits(sides: tuple[int, int, int], most: int, shape: Shape, enough: int) -> Iterator[int]:
+    """Yield logarithms of the parts of K worth timing: 0, and more up to enough blocks."""
     blocks = -(-shape.m // sides[0]) * -(-shape.n // sides[1]) * batches_of(shape)
     yield 0
     for split in range(1, most + 1):
-        if blocks << (split - 1) >= device.cu_num:
+        if blocks << (split - 1) >= enough:
             return
         yield split
 

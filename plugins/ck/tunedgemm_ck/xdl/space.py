@@ -18,7 +18,8 @@ from collections.abc import Iterable, Iterator
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape
 
-from tunedgemm_ck.xdl.cost import nearest, order_fitting
+from tunedgemm_ck.xdl import fitted_cost
+from tunedgemm_ck.xdl.cost import fitting_costs, nearest, order_by_cost, order_fitting
 from tunedgemm_ck.xdl.limits import MOST_SPLIT, none_fits, unfit_sizes, unsupported
 from tunedgemm_ck.xdl.names import FORMS, XdlInstance, parse_name
 from tunedgemm_ck.xdl.template import DEVICE_OPS
@@ -246,6 +247,8 @@ LISTED: dict[str, tuple[str, ...]] = {
 
 #: Listed instances of an op in the default space.
 DEFAULT = 16
+#: K is split until so many rounds keep all units busy, where rates were fitted: AITER's rows do.
+_ROUNDS = 2
 _DEFAULTS = {"a8w8_bpreshuffle": 24}
 
 #: CK's pipelines of a scheduler. With shuffled weights or block scales CK has the first and the
@@ -272,7 +275,23 @@ def enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterable[Ca
     """
     listed, most = listed_instances(shape.op), MOST_SPLIT if DEVICE_OPS[shape.op].split else 0
     offered = listed if full else listed[: _DEFAULTS.get(shape.op, DEFAULT)]
+    if fitted_cost.rates_of(shape, device):
+        return order_by_cost(fitting_costs(offered, unfit_sizes, most, shape, device, fitted_cost.cost_of, _ROUNDS), full)
     return order_fitting(offered, unfit_sizes, most, shape, device, full)
+
+
+def enumerate_untuned(shape: Shape, device: Device) -> Iterator[Candidate]:
+    """Yield the instances for an untuned call, best first: where rates were fitted, those that beat
+    torch even if torch were as fast as the device.
+
+    K is not split, so that outputs repeat their bits.
+    """
+    if fitted_cost.rates_of(shape, device) is None or unserved(shape, device):
+        return
+    least = fitted_cost.torch_least_us(shape, device)
+    for instance, split in enumerate_instances(shape, device, False):
+        if not split and fitted_cost.MARGIN * fitted_cost.cost_of(instance, split, shape, device) < least:
+            yield instance, split
 
 
 def enumerate_neighbours(instance: XdlInstance, split: int, shape: Shape, device: Device) -> Iterator[Candidate]:
