@@ -27,7 +27,7 @@ AMD_NEEDS = ("Composable Kernel's headers, which ROCm has", "amdclang++ or hipcc
 Candidate = tuple[Instance, int]
 
 
-def _none(shape: Shape, device: Device) -> Iterable[Candidate]:
+def _none(*_: object) -> Iterable[Candidate]:
     """Return no instance: no times of the family's device were measured or fitted."""
     return ()
 

@@ -1,0 +1,92 @@
+"""Check the order and the untuned answers that were fitted to AITER's tables."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import attrs
+import pytest
+from tunedgemm.plugin import Device, Shape
+from tunedgemm_ck import ck
+from tunedgemm_ck.xdl import FAMILY, fitted_cost, space
+
+MI300X, MI355X, MI308X = Device("gfx942", 304), Device("gfx950", 256), Device("gfx942", 80)
+LAYERS = [(7168, 2048), (7168, 4096), (1536, 7168), (32768, 512), (2112, 7168), (8192, 28672)]
+
+
+def shape_of(m: int, n: int, k: int, device: Device = MI300X) -> Shape:
+    """Return a block-scaled product in the fp8 of a device."""
+    dtype = "fp8_e4m3fn" if device.gfx == "gfx950" else "fp8_e4m3fnuz"
+    return Shape("a8w8_blockscale", m, n, k, dtype=dtype, outdtype="bf16", scale="block")
+
+
+@pytest.mark.parametrize("device", [MI300X, MI355X])
+def test_lists_are_ordered_by_predicted_times(device: Device) -> None:
+    """On fitted devices a list begins with the lowest predicted time and never falls."""
+    for n, k in LAYERS:
+        for m in (1, 48, 300, 4096):
+            shape = shape_of(m, n, k, device)
+            listed = list(FAMILY.enumerate_instances(shape, device, True))
+            times = [fitted_cost.cost_of(instance, split, shape, device) for instance, split in listed]
+            assert all(before <= after for before, after in pairwise(times))
+            assert times[0] > fitted_cost.RATES[device.gfx, device.cu_num].launch
+
+
+@pytest.mark.parametrize("device", [MI300X, MI355X])
+def test_times_grow_with_each_size(device: Device) -> None:
+    """Twice the rows, columns or K takes no less time with one instance, and more in the end."""
+    for instance in space.listed_instances(fitted_cost.OP):
+        for field in "mnk":
+            shapes = [attrs.evolve(shape_of(128, 1024, 1024, device), **{field: 1024 << step}) for step in range(6)]
+            times = [fitted_cost.cost_of(instance, 0, shape, device) for shape in shapes]
+            assert all(before <= after for before, after in pairwise(times))
+            assert times[-1] > 1.1 * times[0]
+
+
+def test_listed_instances_have_factors_of_their_own() -> None:
+    """Each listed instance, and nothing else, has a factor on each fitted device."""
+    keys = [fitted_cost.tile_of(instance) for instance in space.listed_instances(fitted_cost.OP)]
+    assert len(set(keys)) == len(keys)
+    assert all(set(rates.factors) == set(keys) for rates in fitted_cost.RATES.values())
+
+
+@pytest.mark.parametrize("device", [MI300X, MI355X])
+def test_untuned_answers_beat_the_least_time_of_torch(device: Device) -> None:
+    """An answer is on the list, does not split K, and beats torch's least time with a margin."""
+    answers = 0
+    for n, k in LAYERS:
+        for m in (1, 16, 64, 1024, 8192):
+            shape = shape_of(m, n, k, device)
+            chosen = ck.heuristic_fallback(shape, device)
+            if chosen is None:
+                continue
+            answers += 1
+            instance = FAMILY.parse(chosen.kernel_name, shape.op)
+            assert (instance, 0) in list(FAMILY.enumerate_instances(shape, device, False))
+            assert (chosen.split_k, chosen.deterministic) == (0, True)
+            us = fitted_cost.cost_of(instance, 0, shape, device)
+            assert fitted_cost.MARGIN * us < fitted_cost.torch_least_us(shape, device)
+    assert answers > 5
+
+
+def test_other_devices_and_ops_have_no_untuned_answer() -> None:
+    """A device with other units, another op, and a large product on MI300X are left to torch."""
+    few = shape_of(16, 7168, 4096)
+    assert ck.heuristic_fallback(few, MI300X) is not None
+    assert ck.heuristic_fallback(few, MI308X) is None
+    assert ck.heuristic_fallback(shape_of(16384, 8192, 28672), MI300X) is None
+    assert ck.heuristic_fallback(attrs.evolve(few, op="a8w8", scale="row"), MI300X) is None
+    assert fitted_cost.rates_of(few, MI308X) is None
+
+
+def test_a_present_device_answers_with_a_built_object_alone(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    """Without stored objects an untuned call stays with torch, and nothing is compiled."""
+    monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path))
+    for variable in ("TUNEDGEMM_CK_COMPILE", "AITER_REBUILD"):
+        monkeypatch.delenv(variable, raising=False)
+    present = attrs.evolve(MI300X, index=0)
+    assert present.is_present
+    shape = shape_of(16, 7168, 4096)
+    assert ck.functions["heuristic_fallback"](shape, present) is None
+    monkeypatch.setenv("TUNEDGEMM_CK_COMPILE", "1")
+    assert ck.functions["heuristic_fallback"](shape, present) == ck.heuristic_fallback(shape, MI300X)
