@@ -39,7 +39,7 @@ MOST, FOLDS = 8, 5
 DEFAULT = ("a8w8_blockscale_1x128x128_256x16x128x256_16x16_16x16_1x2_16x16x1_16x16x1_1x16x1x16_8_1x2_intrawave_v1", 0)
 #: Where the search begins; fractions are clipped to 0 and 1, all else changes by factors.
 BEGIN = fitted_cost.Rates(1.5, 1, 0.3, 1.7, 1.4e-5, 4e6, 6e4, 2e4, 5e6, 3e6, 3e5, 0.15, 0.3, 0.2, {})
-FRACTIONS = ("beside", "overlap", "whole")
+FRACTIONS = ("serial", "overlap", "whole")
 NOTES = """
 No kernel ran here: AITER's authors measured the times, on GPUs that we do not have.
 

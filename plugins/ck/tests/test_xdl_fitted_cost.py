@@ -90,3 +90,17 @@ def test_a_present_device_answers_with_a_built_object_alone(monkeypatch: pytest.
     assert ck.functions["heuristic_fallback"](shape, present) is None
     monkeypatch.setenv("TUNEDGEMM_CK_COMPILE", "1")
     assert ck.functions["heuristic_fallback"](shape, present) == ck.heuristic_fallback(shape, MI300X)
+
+
+def test_a_time_computed_by_hand() -> None:
+    """Two rounds of four steps bound by loads; parts of K add blocks and their sums."""
+    rates = fitted_cost.Rates(
+        launch=1, start=2, latency=0.5, clear=4, latency_byte=0, products=1e6, cached=1e4, stored=1e4,
+        read=1e6, written=1e6, added=1e6, serial=0, overlap=0, whole=1, factors={},
+    )  # fmt: skip
+    work = fitted_cost.Work(256, 256, 512, 128, 128, 128, parts=1, units=2, resident=1, factor=1)
+    assert fitted_cost.predict_us(rates, work) == pytest.approx(1 + 2 * (2 + 4 * 3.2768 + 3.2768))
+    split = 1 + 4 * (2 + 2 * 3.2768 + 3.2768) + 4 + 3 * 0.131072
+    assert fitted_cost.predict_us(rates, attrs.evolve(work, parts=2)) == pytest.approx(split)
+    both = 1 + 2 * (2 + 4 * 2 * 3.2768 + 2 * 3.2768)
+    assert fitted_cost.predict_us(rates, attrs.evolve(work, n=512, resident=2)) == pytest.approx(both)

@@ -17,7 +17,7 @@ from tunedgemm_ck.toolchain import Finder
 def heuristic_fallback(family: Family, finder: Finder, shape: Shape, device: Device) -> Solution | None:
     """Return the best instance that is expected to beat torch, or None.
 
-    For a present device its object must be stored, since compiling would stop a server for a minute.
+    On a present device its object must be stored: compiling would stop a server for a minute.
     """
     for candidate in family.enumerate_untuned(shape, device):
         with contextlib.suppress(PluginError):

@@ -18,7 +18,7 @@ from tunedgemm_ck.xdl.resources import lds
 
 #: The op of the fitted tables.
 OP = "a8w8_blockscale"
-#: Registers of a lane, and those that a block needs besides sums and operands.
+#: Registers of a lane, and those that a block needs for neither sums nor operands.
 _REGISTERS, _OTHERS = 512, 40
 #: Blocks that a compute unit holds at most.
 _BLOCKS = 8
@@ -34,13 +34,17 @@ class Rates:
     """The fitted work of a device per microsecond, and fitted microseconds.
 
     Attributes:
-        launch, start, latency, clear: microseconds of a launch, of a block's first loads, of the
-            shortest step along K, and of clearing an output whose parts of K are added.
-        latency_byte: microseconds that a step waits per byte of its tiles.
-        products, cached, stored: multiply-adds of a compute unit, its bytes from L2, and its bytes
-            of output.
-        read, written, added: bytes of the device from memory, to memory, and added atomically.
-        beside: fraction of the shorter of multiplying and loading that does not overlap.
+        launch: microseconds of a launch.
+        start: of a block's first loads.
+        latency: of the shortest step along K.
+        clear: of clearing an output to which parts of K are added.
+        latency_byte: that a step waits per byte of its tiles.
+        products: multiply-adds of a compute unit.
+        cached: bytes that a compute unit loads from L2.
+        stored: bytes of output that a compute unit stores.
+        read, written: bytes that the device reads from memory, and writes to it.
+        added: bytes that the device adds atomically.
+        serial: fraction of the shorter of multiplying and loading that does not overlap.
         overlap: the same fraction of blocks' work and memory traffic.
         whole: share of a last round's idle units that is lost.
         factors: tile and pipeline of an instance -> multiple of its work.
@@ -57,7 +61,7 @@ class Rates:
     read: float
     written: float
     added: float
-    beside: float
+    serial: float
     overlap: float
     whole: float
     factors: Mapping[tuple[int, int, int, int], float]
@@ -95,7 +99,7 @@ def predict_us(rates: Rates, work: Work) -> Any:
     rounds = _most(1, blocks / work.units / together)
     rounds = rounds + rates.whole * (_ceil_div(rounds, 1) - rounds)
     loaded = (_least(work.tile_m, work.m) + _least(work.tile_n, work.n)) * work.tile_k / rates.cached
-    busy = _joined(work.tile_m * work.tile_n * work.tile_k / rates.products, loaded, rates.beside)
+    busy = _joined(work.tile_m * work.tile_n * work.tile_k / rates.products, loaded, rates.serial)
     waited = rates.latency + (work.tile_m + work.tile_n) * work.tile_k * rates.latency_byte
     steps = _ceil_div(work.k, work.tile_k * work.parts)
     stored = together * work.tile_m * work.tile_n * 2 / rates.stored
@@ -179,7 +183,7 @@ RATES: dict[tuple[str, int], Rates] = {
         read=7.37e06,
         written=2.91e06,
         added=4.23e05,
-        beside=0.717,
+        serial=0.717,
         overlap=0.506,
         whole=0.376,
         factors={
@@ -214,7 +218,7 @@ RATES: dict[tuple[str, int], Rates] = {
         read=5.82e06,
         written=2.66e06,
         added=3.01e05,
-        beside=0.265,
+        serial=0.265,
         overlap=0.382,
         whole=0.193,
         factors={
