@@ -24,20 +24,20 @@ _REGISTERS, _OTHERS = 512, 40
 _BLOCKS = 8
 #: Predicted times count so many times against torch: nine of ten are less wrong.
 MARGIN = 1.2
-#: Peaks per microsecond: bytes of memory and of the last cache, by AMD's data sheets of MI325X and
-#: MI355X, and multiply-adds of bf16, by the data sheet and by the fastest row of AITER's tables.
+#: Peaks per microsecond of MI325X and MI355X: bytes of memory and of the last cache, and multiply-adds
+#: of bf16. The sources are AMD's data sheets; the last is the fastest bf16 row of AITER's tables.
 _PEAKS = {"gfx942": (6.0e6, 17.2e6, 6.5e8), "gfx950": (8.0e6, 17.2e6, 8.0e8)}
 
 
 @attrs.frozen
 class Rates:
-    """The fitted work of a device per microsecond, and fitted microseconds.
+    """The fitted rates of a device, per microsecond or in microseconds.
 
     Attributes:
         launch: microseconds of a launch.
         start: of a block's first loads.
         latency: of the shortest step along K.
-        clear: of clearing an output to which parts of K are added.
+        clear: of clearing an output that parts of K are added to.
         latency_byte: that a step waits per byte of its tiles.
         products: multiply-adds of a compute unit.
         cached: bytes that a compute unit loads from L2.
