@@ -24,7 +24,7 @@ _REGISTERS, _OTHERS = 512, 40
 _BLOCKS = 8
 #: Predicted times count so many times against torch: nine of ten are less wrong.
 MARGIN = 1.2
-#: Peaks per microsecond of MI325X and MI355X: bytes of memory and of the last cache, and multiply-adds
+#: Peaks per microsecond of MI325X and MI355X: bytes of memory and of the last cache, multiply-adds
 #: of bf16. The sources are AMD's data sheets; the last is the fastest bf16 row of AITER's tables.
 _PEAKS = {"gfx942": (6.0e6, 17.2e6, 6.5e8), "gfx950": (8.0e6, 17.2e6, 8.0e8)}
 
