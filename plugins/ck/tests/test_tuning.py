@@ -74,7 +74,7 @@ def test_fmoe_is_tuned_and_served(fakes, tmp_path):
     pairs = {solution["kernel_name"] for solution in solutions if solution["libtype"] == "fakecutlass"}
     assert len(fakes.compilations) == sum(len({pair.split("+")[stage] for pair in pairs}) for stage in (0, 1)) < len(pairs)
     code = (
-        "import torch, tunedgemm; from tunedgemm.plugin import op_named; op = op_named('fmoe'); "
+        "import torch, tunedgemm; from tunedgemm.tools.tables import op_named; op = op_named('fmoe'); "
         "shape = op.columns.parse(dict(zip(HEAD.split(','), TEXT.split(',')))); "
         "given = op.make_inputs(shape, torch.device('cpu'), 0); wanted = op.reference(shape, given); "
         "out = tunedgemm.fused_moe(*given[:5], quant_type=2, w1_scale=given[5], w2_scale=given[6]); "
