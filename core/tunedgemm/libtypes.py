@@ -15,7 +15,7 @@ ALL = "all"
 RANK = ("hipblaslt", "cublaslt", "asm", "skinny", "triton", "ck", "cktile", "cutlass")
 
 #: Libtypes that may serve untuned calls, in order; TUNEDGEMM_FALLBACK overrides it.
-UNTUNED = ("hipblaslt", "triton", "asm", "skinny", "ck")
+UNTUNED = ("hipblaslt", "triton", "asm", "skinny")
 
 #: Other spellings in AITER's and gradlib's files.
 ALIASES = {"hipblast": "hipblaslt"}
