@@ -50,7 +50,7 @@ def test_shares_are_of_the_full_gain(as_module: Callable[[Path], ModuleType]) ->
     assert bare == {"mean_gain": pytest.approx(1.5), "total_gain": 1.5}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_rows_arrive_in_the_loop(
     as_module: Callable[[Path], ModuleType], one_thread: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -415,7 +415,7 @@ def test_the_end_of_the_process_ends_its_tuner(end: signal.Signals, notes: Path,
     until(lambda: not descendants(), 10)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_tuner_ends_with_its_seconds(notes: Path, descendants: Callable[[], list[str]]) -> None:
     """A kernel that hangs is killed with it, while the process still serves untuned."""
     process = start(25, NOTES_KIND="hangs", TUNEDGEMM_ONLINE_SECONDS="8")
