@@ -91,7 +91,7 @@ class Dispatcher:
         self.call_of: Callable[..., Call] = Call.of
         self.cache = LauncherCache()
         self.launchers = self.cache.launchers
-        self.above = tuple(above)
+        self.above = tuple(above)  # tuned files that rank above all layers
         self._configured = (registry, settings, table)
         self._lock = ForkSafeLock(awaited=True)
         self._turns = Turns()

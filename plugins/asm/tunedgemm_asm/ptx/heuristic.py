@@ -120,7 +120,7 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution |
 
 @functools.lru_cache(maxsize=4096)
 def _guess(shape: Shape, device: Device) -> Candidate | None:
-    """Return the kernel and splits of the least predicted time; takes two to six milliseconds.
+    """Return the kernel and splits of the least predicted time; takes one to nine milliseconds.
 
     None if each has too many tiles.
     """
