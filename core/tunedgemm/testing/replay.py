@@ -21,7 +21,7 @@ from tunedgemm.table.csvfile import key_shape
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.log import read_log
 from tunedgemm.tuner.screen import screen
-from tunedgemm.tuner.search import QUICK, Further
+from tunedgemm.tuner.search import FULL, QUICK, Further
 from tunedgemm.tuner.trial import Options, Sampler, Samples
 
 
@@ -100,15 +100,17 @@ class ScreenReplay:
     def run(self) -> float:
         """Return the microseconds of the fastest solution that the screen finds; infinity if none."""
         logged = [backend for backend in self.backends if any(libtype == backend.libtype for libtype, *_ in self.times)]
-        quick = {b.libtype for b in logged if self.search == "quick" and b.is_ranked(self.shape.op, self.device)}
-        lists = {b.libtype: b.solutions(self.shape, self.device)[: QUICK.most if b.libtype in quick else None] for b in logged}
-        first = {libtype: QUICK.first if libtype in quick else len(listed) for libtype, listed in lists.items()}
+        quick = frozenset(b.libtype for b in logged if self.search == "quick" and b.is_ranked(self.shape.op, self.device))
+        lists = dict[str, tuple[Sequence[Solution], Sequence[Solution]]]()
+        for backend in logged:
+            search = QUICK if backend.libtype in quick else FULL
+            lists[backend.libtype] = search.split(backend.solutions(self.shape, self.device)[: search.most or None])
 
         def rest(libtypes: Collection[str]) -> list[Solution]:
-            return self._timed([solution for libtype in lists if libtype in libtypes for solution in lists[libtype][first[libtype] :]])
+            return self._timed([solution for libtype, (_, more) in lists.items() if libtype in libtypes for solution in more])
 
-        checked = self._timed([solution for libtype, listed in lists.items() for solution in listed[: first[libtype]]])
-        further = Further(self._neighbours, rest, frozenset(quick))
+        checked = self._timed([solution for first, _ in lists.values() for solution in first])
+        further = Further(self._neighbours, rest, quick)
         rough = screen(self.shape, checked, self._sample, Options().topk, further, 0.0).rough
         return min(rough.values(), default=math.inf)
 

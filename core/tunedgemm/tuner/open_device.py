@@ -16,7 +16,7 @@ from tunedgemm.process.plugin_guard import described
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.tuner.compilers import Compilers
-from tunedgemm.tuner.search import QUICK
+from tunedgemm.tuner.search import FULL, QUICK
 from tunedgemm.tuner.trial import Options, Place, Task
 from tunedgemm.tuner.worker import AnyWorker, WorkerDied
 from tunedgemm.tuner.worker_client import DeviceLost, WorkerClient
@@ -119,9 +119,10 @@ class OpenDevice:
             solutions, rest, reasons = list[Solution](), list[Solution](), dict[str, str]()
             for libtype in self.ranks:
                 offered, reason = self._offered(libtype, shape)
-                first = QUICK.first if offered and self._is_quick(libtype) else len(offered)
-                solutions += offered[:first]
-                rest += offered[first:]
+                search = QUICK if offered and self._is_quick(libtype) else FULL
+                first, more = search.split(offered)
+                solutions += first
+                rest += more
                 reasons |= {} if offered else {libtype: reason}
             refusals = tuple((libtype, reason) for libtype, reason in reasons.items() if self._states_platform(libtype))
             text = "; ".join(": ".join(pair) for pair in reasons.items())

@@ -35,6 +35,11 @@ class Search:
     most: int = 0
     behind: float = 1.0
 
+    def split(self, listed: Sequence[Solution]) -> tuple[Sequence[Solution], Sequence[Solution]]:
+        """Return the solutions of a list to try first, and the rest."""
+        first = self.first or len(listed)
+        return listed[:first], listed[first:]
+
 
 #: Of 180 libtypes over 5 % slower, no neighbour came within 0.5 % of the winner (asm, skinny and
 #: Triton, 306 shapes in bf16 and row-wise fp8, H100).
