@@ -117,12 +117,13 @@ def _gemv(shape: Shape, device: Device) -> Iterator[Candidate]:
     first: Iterable[tuple[int, int, int]] = tiles.ONE_ROW_OF_BYTES if width == 1 and shape.m == 1 else ()
     if width == 2:
         first = itertools.islice((pattern for span, pattern in tiles.FIRST_OF_K.get(shape.m, ()) if shape.k in span), 1)
-    known = tuple(dict.fromkeys((*first, *known)))
     odd = shape.k // lane
     while odd and odd % 2 == 0:
         odd //= 2
+    best = [(block_n, odd, warps) for block_n, warps in tiles.FIRST_OF_ODD.get((shape.m, width, odd), ())]
     whole = [(block_n, unroll, warps) for unroll in (odd, 2 * odd) for block_n, warps in tiles.ODD] if 1 < odd <= 8 else []
-    whole = [(block_n, unroll, warps) for block_n, unroll, warps in whole if shape.k % (lane * unroll * warps) == 0]
+    best, whole = ([pattern for pattern in listed if shape.k % (lane * pattern[1] * pattern[2]) == 0] for listed in (best, whole))
+    known = tuple(dict.fromkeys((*best, *first, *known)))
     for split in (1, 2, 4):
         for block_n, unroll, warps in (*known[:6], *whole, *known[6:]):
             if warps * lane > 32 * 256 * 2 // width_of(shape.dtype):
