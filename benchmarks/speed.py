@@ -39,21 +39,38 @@ any other name
 ones. So do the winners of the table named by ``--plain``, timed in the same rounds. All of them get
 the same bytes: no product's time depends on their order. The floor has two parts: 1.5 us for a
 launch and its ramp, and the bytes of operands and output over the read rate of this run.
-"slower" means that the whole interval is below 0.98. Run it twice, in two processes: the second
-confirms the first.
+Without ``--table`` the default tables count, and the guesses of untuned calls: for lists of
+`drawn.py`. "slower" means that the whole interval is below 0.98. Run it twice, in two processes:
+the second confirms the first.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import attrs
 import torch
 import tunedgemm
-from harness import FIELDS, OF_PLAIN, OP, SLOWER, add_rounds, add_shapes, geometric_mean, head, interval, parser_of, ratio, save, shapes_of
+from harness import (
+    FIELDS,
+    OF_PLAIN,
+    OP,
+    SLOWER,
+    add_budget,
+    add_rounds,
+    add_shapes,
+    geometric_mean,
+    head,
+    interval,
+    parser_of,
+    ratio,
+    save,
+    shapes_of,
+)
 from peers import PEERS, peer
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import current_device
@@ -265,9 +282,10 @@ def show(row: dict[str, Any]) -> None:
 def parsed(words: list[str] | None) -> argparse.Namespace:
     """Return the command line."""
     parser = parser_of(__doc__)
-    parser.add_argument("--table", type=Path, required=True, help="the tuned CSV to judge")
+    parser.add_argument("--table", type=Path, help="the tuned CSV to judge; without it, what an untuned call gets")
     add_shapes(parser, "llama70b-tp8", op=True)
     add_rounds(parser, 51)
+    add_budget(parser)
     parser.add_argument("--m", type=int, nargs="+", default=[], metavar="M", help="only these M")
     parser.add_argument("--layout", default="", help="of the weights of a subset's shapes (default: plain, or AITER's (16, 16))")
     parser.add_argument("--scale-order", default=ROW, choices=ORDERS, help="of the block scales of a subset's x (default: %(default)s)")
@@ -286,10 +304,11 @@ def parsed(words: list[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def loaded(table: Path, op: str) -> TunedGemm:
-    """Return a dispatcher of one table."""
+def loaded(table: Path | None, op: str) -> TunedGemm:
+    """Return a dispatcher of one table, or of the default ones."""
     gemm = TunedGemm(settings=Settings())
-    gemm.load_config(table, op)
+    if table:
+        gemm.load_config(table, op)
     return gemm
 
 
@@ -302,11 +321,13 @@ def main(words: list[str] | None = None) -> int:
     about = head(
         "speed", op=arguments.op, shapes=" ".join(arguments.shapes), rounds=arguments.rounds, layout=arguments.layout, ceilings=ceilings()
     )
-    results, rate = [], about["ceilings"].get("read_tb_s", 0.0)
+    results, rate, start = [], about["ceilings"].get("read_tb_s", 0.0), time.monotonic()
     for layer, listed in shapes_of(arguments.shapes, arguments.op, arguments.layout):
         shape = listed if arguments.scale_order == ROW else with_order(listed, arguments.scale_order)
         if arguments.m and shape.m not in arguments.m:
             continue
+        if arguments.budget and time.monotonic() - start > arguments.budget:
+            break
         others, took = arms_of(gemm, plain, shape, arguments.arms)
         row = compare(gemm, layer, shape, arguments.rounds, winners(rivals, shape) | others) | took
         row |= {"floor_us": floor_us(shape, rate), "bytes": op_named(arguments.op).bytes_moved(shape)} if rate else {}
