@@ -28,8 +28,9 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from engines import SGLANG, Sglang, Vllm, serve
@@ -57,7 +58,14 @@ class Arm:
         log: file of the engine's output.
     """
 
-    def __init__(self, name: str, model: Path, arguments: argparse.Namespace, options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: Path,
+        arguments: argparse.Namespace,
+        options: dict[str, Any],
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.name, self.model, self.start_s = name, model.name, 0.0
         folder = arguments.logs / model.name
         folder.mkdir(parents=True, exist_ok=True)
@@ -73,6 +81,7 @@ class Arm:
             # Without these DeepGEMM compiles for each number of rows, for minutes.
             "VLLM_DEEP_GEMM_WARMUP": "skip",
             "SGLANG_JIT_DEEPGEMM_PRECOMPILE": "0",
+            **environment,
         }
         try:
             self._process = context.Process(target=serve, args=(child, str(self.log), engine, str(model), options))
