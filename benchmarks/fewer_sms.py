@@ -9,8 +9,8 @@ whole groups of eight where the number is a multiple of eight. Their graphs keep
 kernels are for a described device: this GPU with the number of SMs and the name of a product that
 has them (``--name``). Its memory and L2 are still those of the whole GPU, as the printed rates show.
 
-torch is timed twice, once with cuBLAS told of the SMs left out, and counts with its faster one.
-DeepGEMM is told, too. vLLM's CUTLASS cannot be, and shares its tiles among all SMs.
+torch is timed twice, once with a hint to cuBLAS how many SMs it has, and counts with its faster one.
+DeepGEMM gets the number, too. vLLM's CUTLASS takes none, and shares its tiles among all SMs.
 
 ``--race N`` times the first N of each backend's list in the same rounds: "loss" is the guess's time
 over the fastest of all our kernels, less one.
@@ -43,7 +43,7 @@ from tunedgemm.tuner.trial import Samples
 
 #: SMs -> a product with them.
 NAMES = {78: "nvidia-h20", 80: "nvidia-h20", 112: "nvidia-h100-pcie", 114: "nvidia-h100-pcie"}
-TORCH, TOLD = Solution("torch", "native"), Solution("torch", "native-told")
+TORCH, HINTED = Solution("torch", "native"), Solution("torch", "native-hinted")
 #: cuda.h: a resource of SMs, splits that may part the SMs of a cluster, flags of contexts and
 #: streams; bytes of a resource, with room to spare, and the offset of its count.
 _OF_SMS, _UNGROUPED, _DEFAULT_STREAM, _NON_BLOCKING, _BYTES, _COUNT = 1, 1, 1, 1, 512, 96
@@ -72,17 +72,17 @@ def green_stream(sms: int, index: int) -> tuple[torch.cuda.Stream, int]:
     return torch.cuda.ExternalStream(stream.value, device=index), ctypes.c_uint.from_buffer(part, _COUNT).value
 
 
-def told(call: Callable[..., Any], left_out: int) -> Callable[..., Any]:
-    """Return torch's call with cuBLAS told how many SMs to leave out."""
+def hinted(call: Callable[..., Any], left_out: int) -> Callable[..., Any]:
+    """Return torch's call with a hint to cuBLAS how many SMs to leave out."""
 
-    def telling(*operands: Any) -> Any:
+    def hinting(*operands: Any) -> Any:
         torch._C._set_sm_carveout_experimental(left_out)
         try:
             return call(*operands)
         finally:
             torch._C._set_sm_carveout_experimental(None)
 
-    return telling
+    return hinting
 
 
 def bound(registry: Registry, solutions: Iterator[Solution], shape: Shape, device: Device) -> Iterator[tuple[Solution, Launcher]]:
@@ -105,7 +105,7 @@ def judge(registry: Registry, shape: Shape, device: Device, arguments: Any, stre
     """Time torch, the guess, the peers and the raced kernels on one shape."""
     left_out = torch.cuda.get_device_properties(device.index).multi_processor_count - device.cu_num
     own = next(bound(registry, iter([TORCH]), shape, device))[1]
-    launchers = {TORCH: own, TOLD: attrs.evolve(own, call=told(own.call, left_out))}
+    launchers = {TORCH: own, HINTED: attrs.evolve(own, call=hinted(own.call, left_out))}
     guess = next(bound(registry, choices(shape, device, registry, untuned_libtypes()), shape, device), None)
     raced = dict(bound(registry, listed(registry, arguments.libtypes, shape, device, arguments.race), shape, device))
     raced |= dict([guess] if guess else [])
@@ -116,15 +116,8 @@ def judge(registry: Registry, shape: Shape, device: Device, arguments: Any, stre
     workload(launchers, 3)
     samples = {key: answer.us for key, answer in workload(launchers, arguments.rounds).items() if isinstance(answer, Samples)}
     us = {key: interval(values)[0] for key, values in samples.items()}
-    baseline = min((key for key in (TORCH, TOLD) if key in us), key=us.__getitem__)
-    row: dict[str, Any] = {
-        "sms": device.cu_num,
-        "M": shape.m,
-        "N": shape.n,
-        "K": shape.k,
-        "torch_us": us[baseline],
-        "told": baseline == TOLD,
-    }
+    baseline = min((key for key in (TORCH, HINTED) if key in us), key=us.__getitem__)
+    row: dict[str, Any] = {"sms": device.cu_num, "M": shape.m, "N": shape.n, "K": shape.k, "torch_us": us[baseline]}
     row |= {f"{name}_us": us.get(Solution("peer", name), 0.0) for name in arguments.arms}
     if guess and guess[0] in us:
         row |= {"guess": str(guess[0]), "guess_us": us[guess[0]], "gain": ratio(samples[baseline], samples[guess[0]])}
