@@ -4,13 +4,13 @@
 
     python benchmarks/fewer_sms.py --op a8w8_blockscale --scale-order m_major_padded --arms deepgemm
 
-All subjects run on the stream of a green context, which holds that many SMs: two at a time, or
+All subjects run on the stream of a green context, which holds that many SMs: pairs of them, or
 whole groups of eight where the number is a multiple of eight. Their graphs keep it. Guesses and
 kernels are for a described device: this GPU with the number of SMs and the name of a product that
-has them (``--name``). Its memory and L2 are still those of the whole GPU, as the printed rates show.
+has them (``--name``). Its memory and L2 are still those of the whole GPU, see the printed rates.
 
-torch is timed twice, once with a hint to cuBLAS how many SMs it has, and counts with its faster one.
-DeepGEMM gets the number, too. vLLM's CUTLASS takes none, and shares its tiles among all SMs.
+torch is timed twice, once with a hint to cuBLAS how many SMs it has, and counts with its better
+time. DeepGEMM gets the number, too. vLLM's CUTLASS takes none, and shares its tiles among all SMs.
 
 ``--race N`` times the first N of each backend's list in the same rounds: "loss" is the guess's time
 over the fastest of all our kernels, less one.
