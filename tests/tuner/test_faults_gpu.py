@@ -13,6 +13,7 @@ from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import read_rows
 from tunedgemm.testing.replay import read_trials
+from tunedgemm.timing import Timing
 from tunedgemm.tuner import Options, tune
 
 SHAPES = [Shape("a16w16", 16, 512, 512), Shape("a16w16", 64, 512, 1024)]
@@ -22,10 +23,16 @@ KERNEL_TIMEOUT = 5.0
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timing]
 
 
-def statuses(table: Path, libtype: str) -> dict[tuple[int, str], str]:
+def finals(table: Path, libtype: str) -> dict[tuple[int, str], Timing]:
     trials = [trial for trial in read_trials(table.with_suffix(".trials.jsonl")) if trial.solution.libtype == libtype]
     assert len({(trial.shape, trial.solution) for trial in trials}) == len(trials), "a solution has two final trials"
-    return {(trial.shape.m, trial.solution.kernel_name): trial.status for trial in trials}
+    return {(trial.shape.m, trial.solution.kernel_name): trial for trial in trials}
+
+
+def unexpected(found: dict[tuple[int, str], Timing], wanted: dict[tuple[int, str], tuple[str, ...]]) -> dict[tuple[int, str], str]:
+    """Return the status and the reason of each trial that ended otherwise."""
+    wrong = {place: found.get(place) for place, words in wanted.items() if place not in found or found[place].status not in words}
+    return {place: f"{trial.status}: {trial.detail}" if trial else "no trial" for place, trial in wrong.items()}
 
 
 def test_faulting_and_spinning_kernels_cost_one_solution(faulty_plugin: Path, tmp_path: Path) -> None:
@@ -39,9 +46,8 @@ def test_faulting_and_spinning_kernels_cost_one_solution(faulty_plugin: Path, tm
 
     report = tune(shapes=SHAPES, output=table, options=options)
 
-    found = statuses(table, "faulty_gpu")
     wanted = {(shape.m, name): words for shape in SHAPES for name, words in EXPECTED.items()}
-    assert {place: found.get(place) for place, words in wanted.items() if found.get(place) not in words} == {}
+    assert unexpected(finals(table, "faulty_gpu"), wanted) == {}
     assert [str(row.solution) for row in read_rows(table, op_named("a16w16"))[0]] == ["faulty_gpu:good"] * 2
     assert report.failed == []
     assert time.monotonic() - started < len(SHAPES) * SPIN_SECONDS, "spinning kernels are killed, not waited for"
@@ -58,7 +64,7 @@ def test_a_faulting_backend_beside_the_others_leaves_their_rows(faulty_plugin: P
 
     assert report.failed == []
     assert len(read_rows(table, op_named("a16w16"))[0]) == len(SHAPES)
-    assert set(statuses(table, "torch").values()) <= {"ok", "screened", "unsupported"}
+    assert {trial.status for trial in finals(table, "torch").values()} <= {"ok", "screened", "unsupported"}
 
 
 def test_faults_of_the_host_are_survived_on_a_gpu(faulty_plugin: Path, tmp_path: Path) -> None:
@@ -72,6 +78,6 @@ def test_faults_of_the_host_are_survived_on_a_gpu(faulty_plugin: Path, tmp_path:
 
     tune(shapes=[SHAPES[0]], output=table, options=Options(libtype="faulty", mp=1, iters=11, timeout=10, kernel_timeout=KERNEL_TIMEOUT))
 
-    found = {name: status for (_, name), status in statuses(table, "faulty").items()}
-    assert {name: found.get(name) for name, words in EXPECTED.items() if found.get(name) not in words} == {}
+    wanted = {(SHAPES[0].m, name): words for name, words in EXPECTED.items()}
+    assert unexpected(finals(table, "faulty"), wanted) == {}
     assert [str(row.solution) for row in read_rows(table, op_named("a16w16"))[0]] == ["faulty:good"]

@@ -35,9 +35,14 @@ CANDIDATES, GUESSES = 32, 3
 #: Fractions of the timeout: end of the race, limits of one compilation or bind and of one kernel,
 #: and device time of the race.
 _RACED, _COMPILED, _HUNG, _MEASURED = 1 / 2, 1 / 3, 1 / 10, 1 / 10
-#: In the background: fraction of the seconds for shapes, less the start; rounds and device seconds
-#: of a race; compiler processes; niceness.
-_SPENT, _ROUNDS, _RACE_S, _JOBS, _NICE = 0.85, 31, 0.5, 4, 10
+#: In the background: fraction of the seconds for shapes, less the start; device seconds of a race;
+#: compiler processes; niceness.
+_SPENT, _RACE_S, _JOBS, _NICE = 0.85, 0.5, 4, 10
+#: The same: uncounted and counted rounds of a race. Each sample waits for its time slice beside the
+#: server, about 3 ms on an H200.
+_WARMUP, _ROUNDS = 1, 11
+#: Least seconds for further solutions, once every shape has had its guesses: the tuner starts anew.
+_FURTHER_S = 20.0
 #: Seconds between looks at the parent.
 _LOOK = 0.2
 
@@ -80,7 +85,10 @@ def _end_with(parent: int) -> None:
 
 
 def _tune_in_background(question: Mapping[str, Any], calls: Mapping[Shape, int], options: Options) -> None:
-    """Tune shapes by few guesses in order of value, unless another process does so on this machine."""
+    """Tune shapes in order of value, unless another process does so on this machine.
+
+    All shapes are tuned by few guesses first, then by a quick search.
+    """
     path = Path(question["lock"])
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,17 +98,22 @@ def _tune_in_background(question: Mapping[str, Any], calls: Mapping[Shape, int],
     except (OSError, NotImplementedError) as error:
         sys.exit(f"{path}: cannot be locked ({error}); name a folder that can be written with TUNEDGEMM_HOME")
     os.nice(_NICE)
-    few = attrs.evolve(options, candidates=GUESSES, topk=GUESSES, iters=_ROUNDS, seconds=_RACE_S, jobs=min(_JOBS, os.cpu_count() or 1))
+    jobs = min(_JOBS, os.cpu_count() or 1)
+    few = attrs.evolve(options, candidates=GUESSES, topk=GUESSES, warmup=_WARMUP, iters=_ROUNDS, seconds=_RACE_S, jobs=jobs)
+    further = attrs.evolve(few, candidates=0, all=True)
     end, faults, said, tuned = time.monotonic() + question["seconds"], list[str](), "", 0
-    for op, share in _by_value(calls, Device(*question["kind"]), few, question["tables"]):
-        budget = max(_SPENT * share * (end - time.monotonic()), 1.0)
-        try:
-            report = tune(op, _of(op, calls), Path(question["tables"][op]), attrs.evolve(few, budget=budget))
-        except UserError as error:
-            faults.append(" ".join(str(error).split()))
-            continue
-        tuned += len(report.outcomes) - len(report.failed)
-        said = f"; {why_failed(report.failed[0])}" if report.failed else said
+    for chosen, least in ((few, 0.0), (further, _FURTHER_S)):
+        for op, share in _by_value(calls, Device(*question["kind"]), chosen, question["tables"]):
+            if (left := end - time.monotonic()) < least:
+                break
+            budgeted = attrs.evolve(chosen, budget=max(_SPENT * share * left, 1.0))
+            try:
+                report = tune(op, _of(op, calls), Path(question["tables"][op]), budgeted)
+            except UserError as error:
+                faults.append(" ".join(str(error).split()))
+                continue
+            tuned += len(report.outcomes) - len(report.failed) if chosen is few else 0
+            said = f"; {why_failed(report.failed[0])}" if report.failed else said
     lock.release()
     if faults and not tuned:
         sys.exit(faults[0])
