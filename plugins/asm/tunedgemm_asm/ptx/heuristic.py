@@ -121,8 +121,8 @@ _FINE: Tiles = {
 _OVERLAPPED = 64
 #: By block, elements of the tiles whose outputs TMA stores, and the rounds of them from which they
 #: are faster than the model says; and their time over the predicted one. At M from 512 guesses
-#: reach 0.94 of the best kernel's speed (H100, 70 products). Two products had other tiles whose predicted
-#: time was below 0.85 of theirs; these were 1.07 and 1.09 times as fast.
+#: reach 0.94 of the best kernel's speed (H100, 70 products). Two products had other tiles whose
+#: predicted time was below 0.85 of theirs; these were 1.07 and 1.09 times as fast.
 _LARGE_TILE, _ROUNDS, _STORED_BY_TMA = 4 * SIDE * 128, 1.5, 0.85
 
 
