@@ -96,6 +96,16 @@ def test_few_rows_by_row_overlap_promotion(m: int, is_overlapped: bool) -> None:
     assert parse_name(solution.kernel_name).overlapped is is_overlapped
 
 
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 58176, 1664), (64, 32768, 512), (128, 57344, 1536)])
+def test_no_transposed_tile_of_two_consumers_has_many_rows(m: int, n: int, k: int) -> None:
+    """Beyond 32 rows of x such tiles that overlap were always slower."""
+    for like in (BY_BLOCK, LIKE):
+        solution = asm.heuristic_fallback(attrs.evolve(like, m=min(m, 64) if like is LIKE else m, n=n, k=k), H200)
+        assert solution is not None
+        config = parse_name(solution.kernel_name)
+        assert not (config.swapped and config.consumers > 1)
+
+
 def test_tiles_of_a_guess_fill_the_multiprocessors() -> None:
     """An fp8 guess has a tile between those of a list, of which 132 multiprocessors take 116 at once."""
     solution = asm.heuristic_fallback(attrs.evolve(BY_BLOCK, m=256, n=2304, k=6144), H200)
