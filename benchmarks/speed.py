@@ -22,7 +22,7 @@ statistics. Torch is F.linear; for a quantised op it is torch's own call for the
 `torch._scaled_mm` where it has one. ``--arms`` adds subjects to the same rounds:
 
 inductor
-    F.linear as Inductor compiles it with max-autotune.
+    F.linear as Inductor compiles it with max-autotune, at M = 1 a reduction.
 offered
     The same with our op on offer (`tunedgemm.integrations.inductor`); the row says what Inductor
     took.
@@ -174,7 +174,9 @@ def compiled(arm: str, shape: Shape) -> tuple[Launcher, str]:
         if timings:
             taken.append(min(timings, key=timings.__getitem__).name)
 
-    options = {} if arm == "op" else {"max_autotune_gemm": True, "max_autotune_gemm_backends": "ATEN,TRITON"}
+    options: dict[str, Any] = {} if arm == "op" else {"max_autotune_gemm": True, "max_autotune_gemm_backends": "ATEN,TRITON"}
+    if arm == "inductor":  # a part of max-autotune, without which one row is multiplied as a matrix
+        options["coordinate_descent_tuning"] = True
     x, weight = op_named(OP).make_inputs(shape, current_device().torch_device, 0)[:2]
     add_feedback_saver(keep)
     inductor.offer() if arm == "offered" else inductor.withdraw()

@@ -62,6 +62,57 @@ def test_the_kernel_of_an_untuned_call_was_faster_than_torchs(file: str, like: S
     assert statistics.geometric_mean(gains) > mean
 
 
+@pytest.mark.parametrize(
+    ("file", "like", "least", "mean", "fewest"),
+    [
+        ("h100-2026-11-26/a8w8-trials.csv.gz", LIKE, 0.92, 0.98, 34),
+        ("h100-2026-11-26/a8w8-cold-trials.csv.gz", LIKE, 0.92, 0.98, 20),
+        ("h200-2026-11-28/a8w8-trials.csv.gz", LIKE, 0.92, 0.95, 7),
+        ("h100-2026-11-26/a8w8_blockscale-trials.csv.gz", BY_BLOCK, 0.81, 0.96, 40),
+        ("h100-2026-11-26/a8w8_blockscale-layers-trials.csv.gz", BY_BLOCK, 0.81, 0.96, 180),
+        ("h200-2026-11-28/a8w8_blockscale-trials.csv.gz", BY_BLOCK, 0.87, 0.965, 29),
+    ],
+    ids=["by row", "by row, colder", "by row, H200", "by block", "layers by block", "by block, H200"],
+)
+def test_an_fp8_guess_is_near_the_best_exact_kernel(file: str, like: Shape, least: float, mean: float, fewest: int) -> None:
+    """The guess has this share of the speed of the fastest kernel that promotes."""
+    shares = []
+    for shape, times in read_times(RESULTS / file, like).items():
+        solution = asm.heuristic_fallback(shape, H100 if file.startswith("h100") else H200)
+        us = times.get(("asm", solution.kernel_name, solution.split_k)) if solution else None
+        if us and (like is not LIKE or shape.m <= 64):
+            promoted = [us for (libtype, name, _), us in times.items() if libtype == "asm" and parse_name(name).promoted]
+            shares.append(min(promoted) / us)
+    assert len(shares) >= fewest
+    assert min(shares) > least
+    assert statistics.geometric_mean(shares) > mean
+
+
+@pytest.mark.parametrize(("m", "is_overlapped"), [(2, True), (8, True), (24, True), (48, True), (64, True), (65, False), (128, False)])
+def test_few_rows_by_row_overlap_promotion(m: int, is_overlapped: bool) -> None:
+    """A guess by row multiplies while it promotes, up to 64 rows of x."""
+    solution = asm.heuristic_fallback(attrs.evolve(LIKE, m=m, n=5120), H100)
+    assert solution is not None
+    assert parse_name(solution.kernel_name).overlapped is is_overlapped
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 58176, 1664), (64, 32768, 512), (128, 57344, 1536)])
+def test_no_transposed_tile_of_two_consumers_has_many_rows(m: int, n: int, k: int) -> None:
+    """Beyond 32 rows of x such tiles that overlap were always slower."""
+    for like in (BY_BLOCK, LIKE):
+        solution = asm.heuristic_fallback(attrs.evolve(like, m=min(m, 64) if like is LIKE else m, n=n, k=k), H200)
+        assert solution is not None
+        config = parse_name(solution.kernel_name)
+        assert not (config.swapped and config.consumers > 1)
+
+
+def test_tiles_of_a_guess_fill_the_multiprocessors() -> None:
+    """An fp8 guess has a tile between those of a list, of which 132 multiprocessors take 116 at once."""
+    solution = asm.heuristic_fallback(attrs.evolve(BY_BLOCK, m=256, n=2304, k=6144), H200)
+    assert solution is not None
+    assert parse_name(solution.kernel_name).tile_n == 80
+
+
 def test_no_kernel_of_an_untuned_call_was_slower_than_torchs_in_a_process_without_tables() -> None:
     """Each kernel that was timed against torch's call reached 0.99 of its speed, in its interval."""
     slower, timed_rows = [], 0
@@ -194,10 +245,11 @@ def test_idle_multiprocessors_share_k(failing: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "is_large"), [(4096, 7168, True), (1024, 7168, True), (1024, 5120, False), (1024, 4096, False), (256, 36864, False)]
+    ("m", "n", "is_large"),
+    [(4096, 7168, True), (1024, 7168, True), (1024, 5120, False), (1024, 4096, False), (256, 36864, False), (4096, 2304, False)],
 )
 def test_many_rows_by_block_get_large_tiles_that_tma_stores(m: int, n: int, is_large: bool) -> None:
-    """Tiles of 128 x 256 outputs serve products that have one and a half for each multiprocessor."""
+    """Tiles of 128 x 256 outputs serve products that have 1.5 for each multiprocessor, or fill rounds."""
     solution = asm.heuristic_fallback(attrs.evolve(BY_BLOCK, m=m, n=n), H100)
     assert solution is not None
     config = parse_name(solution.kernel_name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 import pytest
+from tunedgemm.ops.scale_order import with_order
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
 from tunedgemm_deepgemm import deepgemm, limits, space
 from tunedgemm_deepgemm.names import Kernel, parse_name
@@ -76,6 +77,26 @@ def test_lists_begin_with_the_librarys_choice() -> None:
     narrow = attrs.evolve(PLAIN, n=16)
     assert [s.kernel_name for s in space.enumerate_solutions("deepgemm", narrow, H200)] == ["native", "pdl", "n32"]
     assert [s.kernel_name for s in space.enumerate_solutions("deepgemm", attrs.evolve(PLAIN, m=0), H200)] == ["native"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "order", "device", "answers"),
+    [
+        ({}, "m_major", H200, True),
+        ({"m": 1026}, "m_major_padded", H200, True),
+        ({"m": 1026}, "m_major", H200, False),
+        ({}, "row", H200, False),
+        ({"m": 512, "n": 65536}, "m_major", H200, False),
+        ({"n": 3072}, "m_major", H200, False),
+        ({}, "m_major", Device("sm_90", 132, "nvidia-h100-80gb-hbm3"), False),
+    ],
+)
+def test_large_products_with_scales_in_place_get_the_librarys_choice(
+    changes: dict[str, int], order: str, device: Device, answers: bool
+) -> None:
+    """Untuned calls are answered where the library was measured to be the fastest."""
+    shape = with_order(attrs.evolve(SCALED, **{"m": 1024, "n": 7680, "k": 5120} | changes), order)
+    assert deepgemm.heuristic_fallback(shape, device) == (Solution("deepgemm", "native") if answers else None)
 
 
 def test_neighbours_differ_in_one_setting() -> None:

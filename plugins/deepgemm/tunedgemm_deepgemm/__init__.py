@@ -77,6 +77,11 @@ class DeepGemm:
         return space.enumerate_solutions(self.libtype, shape, device)
 
     @hookimpl
+    def heuristic_fallback(self, shape: Shape, device: Device) -> Solution | None:
+        """Return the library's own choice where it was the fastest; `bind` refuses one that is not compiled."""
+        return space.choose_untuned(self.libtype, shape, device)
+
+    @hookimpl
     def prepare(self, solution: Solution, shape: Shape, device: Device) -> None:
         """Compile into the artifact cache, without a device."""
         launch.prepare(self.access, solution, shape, device)

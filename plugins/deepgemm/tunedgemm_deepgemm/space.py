@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
+from tunedgemm.tools.launching import scale_order
 
 from tunedgemm_deepgemm.names import EXPERT_ROWS, EXPERTS, LIBRARY_ROWS, Kernel, parse_name, unfit
 
@@ -15,6 +16,10 @@ BLOCKS = (0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 224, 256)
 _LISTED = (64, 128, 32, 96, 192, 256)
 #: SMs left to others, in the order of the ladder: a kernel of fewer blocks needs fewer.
 _LEFT = (0, 4, 12, 20, 36)
+#: Rows of x, fewest multiplications and device of untuned products by block for which 2.8.1's own
+#: choice was faster than asm's guess: 1.03 to 1.10 times in five products of an H200 (28 November
+#: 2026). It was slower for two of four smaller ones, and 2.5.0's for all four of an H100.
+_UNTUNED, _WORK, _DEVICE = range(1024, 8193), 25 * 10**9, "nvidia-h200"
 
 
 def enumerate_solutions(libtype: str, shape: Shape, device: Device) -> Iterator[Solution]:
@@ -24,6 +29,13 @@ def enumerate_solutions(libtype: str, shape: Shape, device: Device) -> Iterator[
         return
     kernels = [Kernel(), Kernel(pdl=True), *(Kernel(block_n=block) for block in _LISTED if block <= max(shape.n, 32))]
     yield from _solutions(libtype, kernels if shape.m else kernels[:1], shape, device)
+
+
+def choose_untuned(libtype: str, shape: Shape, device: Device) -> Solution | None:
+    """Return the library's own choice where it was measured to be the fastest, scales in place."""
+    in_place = scale_order(shape) == "m_major_padded" or (scale_order(shape) == "m_major" and shape.m % 4 == 0)
+    answers = shape.op == "a8w8_blockscale" and in_place and device.name.startswith(_DEVICE)
+    return Solution(libtype, Kernel().name) if answers and shape.m in _UNTUNED and shape.m * shape.n * shape.k >= _WORK else None
 
 
 def expert_kernels(shape: Shape) -> list[Kernel]:

@@ -12,7 +12,15 @@ from tunedgemm_asm.limits import ceil_div
 from tunedgemm_asm.ptx.cost import cost_of
 from tunedgemm_asm.ptx.limits import MOST_SIZE, MOST_SPLITS, tiles_of, unfit
 from tunedgemm_asm.ptx.names import COLUMNS, SCALE_BLOCK, SIDE, KernelConfig
-from tunedgemm_asm.ptx.space import Candidate, enumerate_stages, enumerate_tiles, is_worthwhile, resident_ctas, with_panels
+from tunedgemm_asm.ptx.space import (
+    Candidate,
+    Tiles,
+    enumerate_stages,
+    enumerate_tiles,
+    is_worthwhile,
+    resident_ctas,
+    with_panels,
+)
 
 _MI = 1 << 20
 _ANY = 1 << 62
@@ -94,15 +102,30 @@ _ONE_TILE = 32
 _NARROW, _RESIDENT = 64, 2
 #: Below this K a transposed tile of two consumers spends its time on the store. By block at M = 64,
 #: N = 32768, K = 512 it lost 10 % to torch, and others were 1.07 to 1.15 times as fast (H100).
+#: One that overlaps was always slower than the best guess among others, by 5 to 60 % (by block at
+#: M = 64 and 128, 62 products, H100 and H200).
 _SHORT_K = 1024
 #: Rows of x up to which, and the multiples to which, they are rounded up before a guess is judged.
 _FEW_ROWS, _FEW_STEP, _MANY_STEP = 256, 8, 64
 #: Splits of a guess, tried where CTAs would be idle: a subset, since each takes 10 us to judge.
 _SPLITS = tuple(splits for splits in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16) if splits <= MOST_SPLITS)
+#: Tiles of an fp8 guess, in finer steps than a list's, whose neighbours the tuner tries. Where one
+#: of them was predicted to be the best, it was 1.015 times as fast as the best other, 0.98 to 1.07
+#: (16 products, H100 and H200).
+_FINE: Tiles = {
+    (64, 1): range(16, 257, 16),
+    (128, 1): (64, 80, 96),
+    (128, 2): range(64, 257, 16),
+    (256, 2): (64, 80, 96, 112, 128),
+}
+#: By row, most rows of x up to which only kernels that overlap are guesses: 1.03 to 1.12 times as
+#: fast as the guesses among others on an H200 (8 products), 1.04 on an H100 (0.95 to 1.4, 57).
+_OVERLAPPED = 64
 #: By block, elements of the tiles whose outputs TMA stores, and the rounds of them from which they
-#: are faster than the model says: 0.95 of the best kernel's speed at M = 4096, others 0.83 (H100,
-#: 34 products).
-_LARGE_TILE, _ROUNDS = 4 * SIDE * 128, 1.5
+#: are faster than the model says; and their time over the predicted one. At M from 512 guesses
+#: reach 0.94 of the best kernel's speed (H100, 70 products). Two products had other tiles whose
+#: predicted time was below 0.85 of theirs; these were 1.07 and 1.09 times as fast.
+_LARGE_TILE, _ROUNDS, _STORED_BY_TMA = 4 * SIDE * 128, 1.5, 0.85
 
 
 def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution | None:
@@ -120,24 +143,33 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution |
 
 @functools.lru_cache(maxsize=4096)
 def _guess(shape: Shape, device: Device) -> Candidate | None:
-    """Return the kernel and splits of the least predicted time; takes one to nine milliseconds.
+    """Return the kernel and splits of the least predicted time; takes one to fifteen milliseconds.
 
     None if each has too many tiles.
     """
-    tiles = [
-        attrs.evolve(tile, stages=stages[0])
-        for tile in enumerate_tiles(shape, shape.dtype.startswith("fp8"))
-        if tile.overlapped <= tile.staged and (stages := enumerate_stages(tile))  # others that overlap have not been timed
-    ]
-    fitting = [tile for tile in tiles if not unfit(tile, 1, shape) and is_worthwhile(tile, shape, device)]
+    fitting = [tile for tile in _tiles(shape) if not unfit(tile, 1, shape) and is_worthwhile(tile, shape, device)]
     if shape.m <= _ONE_TILE:
         several_rounds = shape.op == "a16w16" and shape.n > _NARROW * _RESIDENT * device.cu_num
         fitting = [tile for tile in fitting if tile.tile_m >= shape.m and (tile.tile_n <= _NARROW or not several_rounds)]
-    elif shape.k < _SHORT_K:
-        fitting = [tile for tile in fitting if not (tile.swapped and tile.consumers > 1)]
-    fitting = _large(fitting, shape, device) or fitting
-    guesses = ((config, splits) for config in fitting for splits in _splits(config, shape, device))
-    return min(guesses, key=lambda guess: (cost_of(*guess, shape, max(1, device.cu_num)), guess[0].turns), default=None)
+    else:
+        fitting = [tile for tile in fitting if not (tile.swapped and tile.consumers > 1 and (shape.k < _SHORT_K or tile.overlapped))]
+    guesses = ((config, splits) for config in fitting + _large(fitting, shape, device) for splits in _splits(config, shape, device))
+    return min(guesses, key=lambda guess: (_cost(*guess, shape, device), guess[0].turns), default=None)
+
+
+def _tiles(shape: Shape) -> list[KernelConfig]:
+    """Return the tiles of a guess, each with its most stages.
+
+    By row, kernels of more rows of x that overlap have not been timed.
+    """
+    fp8 = shape.dtype.startswith("fp8")
+    overlapped = shape.scale == "row" and shape.m <= _OVERLAPPED
+    tiles = enumerate_tiles(shape, fp8, _FINE if fp8 else None)
+    return [
+        attrs.evolve(tile, stages=stages[0])
+        for tile in tiles
+        if (tile.overlapped >= tile.promoted if overlapped else tile.overlapped <= tile.staged) and (stages := enumerate_stages(tile))
+    ]
 
 
 def _large(tiles: list[KernelConfig], shape: Shape, device: Device) -> list[KernelConfig]:
@@ -146,6 +178,11 @@ def _large(tiles: list[KernelConfig], shape: Shape, device: Device) -> list[Kern
         return []
     large = [other for tile in tiles if tile.overlapped and tile.tile_a * tile.tile_b >= _LARGE_TILE for other in with_panels(tile)]
     return [tile for tile in large if not unfit(tile, 1, shape) and tiles_of(tile, shape) >= _ROUNDS * device.cu_num]
+
+
+def _cost(config: KernelConfig, splits: int, shape: Shape, device: Device) -> float:
+    """Return the predicted microseconds of a guess."""
+    return cost_of(config, splits, shape, max(1, device.cu_num)) * (_STORED_BY_TMA if config.panels else 1.0)
 
 
 def _splits(config: KernelConfig, shape: Shape, device: Device) -> list[int]:

@@ -4,7 +4,7 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import attrs
@@ -23,6 +23,8 @@ MOST = 64
 #: first 16 held the best for each of 96 products in bf16, and the first 24 for 41 in fp8 by row
 #: (H100, 26 November 2026). By block the last 32 gain 0.3 % in the mean, and up to 7 %.
 _SURE, _SURE_ROWS = MappingProxyType({"none": 24, "tensor": 32, "row": 32}), 512
+Tiles = Mapping[tuple[int, int], Sequence[int]]
+
 #: Rows of a and consumers -> rows of b that registers hold and shared memory feeds at half speed or
 #: more.
 TILES = {
@@ -75,10 +77,10 @@ def _covering(rows: int, dtype: str) -> int:
     return least if multiplies(least, dtype) else least + UNIT_B
 
 
-def enumerate_tiles(shape: Shape, promoted: bool) -> Iterator[KernelConfig]:
-    """Yield the tiles of a shape, before stages and clusters are chosen."""
+def enumerate_tiles(shape: Shape, promoted: bool, ladders: Tiles | None = None) -> Iterator[KernelConfig]:
+    """Yield the tiles of a shape, before stages and clusters are chosen; *ladders* replace `TILES`."""
     same = {"promoted": promoted, "staged": shape.scale == "block"}
-    for (tile_a, consumers), ladder in (PROMOTED_TILES if promoted else TILES).items():
+    for (tile_a, consumers), ladder in (ladders or (PROMOTED_TILES if promoted else TILES)).items():
         for tile_b in ladder:
             yield from _with_overlap(KernelConfig(tile_a, tile_b, 2, consumers, group=_GROUP, **same))
     for (tile_a, consumers), ladder in () if promoted else TURNS.items():
