@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,10 +23,10 @@ from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.compilers import Compilers
 from tunedgemm.tuner.device_tuner import DeviceTuner
-from tunedgemm.tuner.screen import screen
-from tunedgemm.tuner.search import QUICK, Further
+from tunedgemm.tuner.screen import MORE_ROUNDS, screen
+from tunedgemm.tuner.search import QUICK, QUICK_ROUNDS, Further
 from tunedgemm.tuner.session import Session
-from tunedgemm.tuner.trial import Event, Options, Outcome, Samples, Task
+from tunedgemm.tuner.trial import Event, Options, Outcome, Sampler, Samples, Task
 from tunedgemm.tuner.worker import Inline
 from tunedgemm.tuner.worker_client import BudgetSpent
 
@@ -41,13 +42,14 @@ def ranked(libtype: str = "turbo", count: int = 40, **answers: Any) -> Backend:
 
 def tuned(us: Callable[[Solution], float], *backends: Backend, **options: Any) -> Outcome:
     """Tune the shape over fake times; return the outcome."""
+    return sampled(lambda launchers, rounds: {one: Samples((us(one),) * rounds) for one in launchers}, *backends, **options)
 
-    def bench(op: Any, shape: Any, device: Any) -> Any:
-        return lambda launchers, rounds: {one: Samples((us(one),) * rounds) for one in launchers}
 
+def sampled(sampler: Sampler, *backends: Backend, **options: Any) -> Outcome:
+    """Tune the shape over a sampler; return the outcome."""
     registry = fake_registry(*backends)
-    chosen = Options(libtype=",".join(backend.libtype for backend in backends), iters=8, warmup=1, **options)
-    worker = Inline(functools.partial(Session, "a16w16", -1, chosen, registry, bench))
+    chosen = Options(libtype=",".join(backend.libtype for backend in backends), **{"iters": 8, "warmup": 1, **options})
+    worker = Inline(functools.partial(Session, "a16w16", -1, chosen, registry, lambda *_: sampler))
     tuner = DeviceTuner(op_named("a16w16"), chosen, worker, Compilers(registry=registry), {b.libtype: 0 for b in backends})
     tuner.begin()
     events: list[Event] = []
@@ -87,6 +89,23 @@ def test_a_backend_far_behind_stops_after_its_first_kernels(us: float, count: in
     outcome = tuned(lambda one: us if one.libtype == "slow" else 10.0, ranked("slow"), ranked())
     assert len(tried(outcome, "slow")) == count
     assert len(tried(outcome, "turbo")) == QUICK.most
+
+
+@pytest.mark.parametrize(("search", "finalists", "rounds"), [("quick", QUICK.finalists, QUICK_ROUNDS), ("full", 20, 101)])
+def test_a_quick_search_races_few_finalists(search: str, finalists: int, rounds: int) -> None:
+    """Of kernels that cannot be told apart, four are checked in full and race for fewer rounds.
+
+    The first guess may be a fifth.
+    """
+    noise, raced = random.Random(0), []
+
+    def sample(launchers: Mapping[Solution, Any], count: int) -> dict[Solution, Samples | Exception]:
+        raced.append(count if len(launchers) > finalists and count > MORE_ROUNDS else 0)
+        return {one: Samples(tuple(noise.uniform(9.8, 10.2) for _ in range(count))) for one in launchers}
+
+    outcome = sampled(sample, ranked(), search=search, iters=101, warmup=0)
+    assert 0 <= sum(timing.status == "ok" for timing in outcome.timings) - finalists <= 2  # torch's call, too
+    assert sum(raced) == rounds
 
 
 def test_a_wrong_beginning_does_not_hide_the_rest() -> None:

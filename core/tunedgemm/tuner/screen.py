@@ -7,7 +7,7 @@ drop most solutions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 
@@ -75,7 +75,7 @@ def screen(
     state.add(checked)
     _add_rest(state, further)
     _refine(state, further, floor_us)
-    kept = state.kept(checked, topk)
+    kept = state.kept(checked, lambda libtype: min(topk, further.search(libtype).finalists or topk))
     screened = [Timing(shape, s, "screened", us=us, samples=len(state.times[s])) for s, us in state.rough.items() if s not in set(kept)]
     return Screened(tuple(kept), state.rough, (*state.failed, *screened))
 
@@ -144,14 +144,14 @@ class _Screen:
             return 1.0
         return min(max(self.rough[anchor] / min(answer.us), 1 / DRIFT), DRIFT)
 
-    def kept(self, checked: Sequence[Solution], topk: int) -> list[Solution]:
+    def kept(self, checked: Sequence[Solution], most: Callable[[str], int]) -> list[Solution]:
         """Return each libtype's first guess, and its fastest within the band, fastest first."""
         rough, best = self.rough, self.best()
         limit = min(best.values(), default=0.0) * (1 + self._band())
         kept = set()
         for libtype in best:
             guesses = [solution for solution in checked if solution in rough and solution.libtype == libtype]
-            kept |= {*guesses[:1], *(solution for solution in self.leaders(libtype)[:topk] if rough[solution] <= limit)}
+            kept |= {*guesses[:1], *(solution for solution in self.leaders(libtype)[: most(libtype)] if rough[solution] <= limit)}
         return sorted(kept, key=rough.__getitem__)
 
     def _band(self) -> float:

@@ -27,6 +27,8 @@ class Search:
         first: solutions that are tried first; 0 for all.
         most: solutions of the list; 0 for all.
         behind: how much slower than the fastest a libtype may be for the rest of its list.
+        finalists: most solutions that reach the accurate phase, in addition to the first guess; 0
+            for the options' ``topk``.
     """
 
     leaders: int
@@ -34,6 +36,7 @@ class Search:
     first: int = 0
     most: int = 0
     behind: float = 1.0
+    finalists: int = 0
 
     def split(self, listed: Sequence[Solution]) -> tuple[Sequence[Solution], Sequence[Solution]]:
         """Return the solutions of a list to try first, and the rest."""
@@ -46,7 +49,9 @@ class Search:
 FULL = Search(leaders=5, passes=(1.1, 1.05, 1.05))
 #: Chosen on the logs of an H100 for a mean loss below 0.5 % in each op. Later passes refine the
 #: fastest libtype alone.
-QUICK = Search(leaders=3, passes=(1.02, 1.0, 1.0), first=8, most=24, behind=1.15)
+QUICK = Search(leaders=3, passes=(1.02, 1.0, 1.0), first=8, most=24, behind=1.15, finalists=4)
+#: Most rounds of a race after a quick search; a last comparison of the fastest decides.
+QUICK_ROUNDS = 32
 
 
 def _none(_: Collection[str]) -> Sequence[Solution]:

@@ -19,7 +19,7 @@ from tunedgemm.tuner.measure import Effort, median_and_noise, paired_comparison,
 from tunedgemm.tuner.open_device import OpenDevice
 from tunedgemm.tuner.roofline import floor_us
 from tunedgemm.tuner.screen import screen
-from tunedgemm.tuner.search import FULL, Further
+from tunedgemm.tuner.search import FULL, QUICK_ROUNDS, Further
 from tunedgemm.tuner.select import DEFAULT_TIE, MAX_NOISE, TIE, select
 from tunedgemm.tuner.trial import POWER_CAP, Event, Outcome, Samples, Step, Task, Trials, failed
 from tunedgemm.tuner.worker import WorkerDied
@@ -236,7 +236,10 @@ class ShapeRun:
     def _race(self, finalists: list[Solution]) -> None:
         """Run the accurate phase; remove finalists that fail."""
         self._emit_step("time")
-        answers = race(self.task.shape, finalists, self._sample, self._effort(), self._baseline, self._ineligible_baseline)
+        effort = self._effort()
+        if self._quick and not self.task.only:
+            effort = attrs.evolve(effort, iters=min(effort.iters, QUICK_ROUNDS))
+        answers = race(self.task.shape, finalists, self._sample, effort, self._baseline, self._ineligible_baseline)
         for solution, answer in answers.items():
             self._retime(solution, answer)
         finalists[:] = [solution for solution in finalists if self._timings[solution].ok]
