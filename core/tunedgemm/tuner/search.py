@@ -47,9 +47,9 @@ class Search:
 #: Of 180 libtypes over 5 % slower, no neighbour came within 0.5 % of the winner (asm, skinny and
 #: Triton, 306 shapes in bf16 and row-wise fp8, H100).
 FULL = Search(leaders=5, passes=(1.1, 1.05, 1.05))
-#: Chosen on the logs of an H100 for a mean loss below 0.5 % in each op. Later passes refine the
-#: fastest libtype alone.
-QUICK = Search(leaders=3, passes=(1.02, 1.0, 1.0), first=8, most=24, behind=1.15, finalists=4)
+#: Chosen on logs of an H100 and an H200 for a mean loss of at most 0.3 % in each op. Later passes
+#: refine the fastest libtype alone.
+QUICK = Search(leaders=3, passes=(1.02, 1.0, 1.0), first=8, most=16, behind=1.1, finalists=4)
 #: Most rounds of a race after a quick search; a last comparison of the fastest decides.
 QUICK_ROUNDS = 32
 
