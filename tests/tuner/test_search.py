@@ -19,7 +19,7 @@ from tunedgemm.backends.platforms import Platform
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.testing.fakes import fake_backend, fake_registry
+from tunedgemm.testing.fakes import fake_backend, fake_registry, with_hooks
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.compilers import Compilers
 from tunedgemm.tuner.device_tuner import DeviceTuner
@@ -158,6 +158,17 @@ def test_only_the_fastest_backend_is_refined_twice() -> None:
     first = [Solution(libtype, "k") for libtype in times]
     screen(SHAPE, first, sample, 20, Further(neighbours, quick=frozenset(times)), 0.0)
     assert asked == ["a", "b", "a", "a"]
+
+
+def test_neighbours_compile_while_the_rest_of_a_list_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They compile after the rest of the list, and no more of them than a quick search takes."""
+    begun: list[list[str]] = []
+    monkeypatch.setattr(Compilers, "begin", lambda _, shape, given, *__, **how: begun.append([one.kernel_name for one in given]))
+    near = [str(number) for number in range(100, 200)]
+    backend = with_hooks(ranked(), refine=lambda solution: [Solution("turbo", name) for name in near])
+    tuned(lambda one: 10.0, backend)
+    rest = [str(number) for number in range(QUICK.first, QUICK.most)]
+    assert begun[1:] == [rest + near[: QUICK.near], rest, near[: QUICK.near]]
 
 
 @pytest.fixture(scope="module")

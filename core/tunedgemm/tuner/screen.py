@@ -7,7 +7,7 @@ drop most solutions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import attrs
 
@@ -165,9 +165,22 @@ def _add_rest(state: _Screen, further: Further) -> None:
     best = state.best()
     fastest = min(best.values(), default=0.0)
     near = {libtype for libtype in further.quick if best.get(libtype, 0.0) <= fastest * further.search(libtype).behind}
-    fresh = [solution for solution in further.rest(near) if not state.is_timed(solution)] if near else []
+    leaders = _leaders(state, further, 0, near)
+    fresh = [solution for solution in further.rest(near, leaders) if not state.is_timed(solution)] if near else []
     if fresh:
         state.add(fresh)
+
+
+def _leaders(state: _Screen, further: Further, number: int, libtypes: Collection[str]) -> list[Solution]:
+    """Return the solutions of these libtypes whose neighbours a pass of refinement tries."""
+    best = state.best()
+    fastest = min(best.values(), default=0.0)
+    leaders = []
+    for libtype in (libtype for libtype in best if libtype in libtypes):
+        search = further.search(libtype)
+        if best[libtype] <= fastest * search.passes[number]:
+            leaders += state.leaders(libtype)[: search.leaders]
+    return leaders
 
 
 def _refine(state: _Screen, further: Further, floor_us: float) -> None:
@@ -176,14 +189,9 @@ def _refine(state: _Screen, further: Further, floor_us: float) -> None:
     gaining = set(state.best())
     for number in range(PASSES):
         best = state.best()
-        fastest = min(best.values(), default=0.0)
-        if fastest <= floor_us * (1 + NEAR_FLOOR):
+        if min(best.values(), default=0.0) <= floor_us * (1 + NEAR_FLOOR):
             break
-        leaders = []
-        for libtype in (libtype for libtype in best if libtype in gaining):
-            search = further.search(libtype)
-            if best[libtype] <= fastest * search.passes[number]:
-                leaders += [solution for solution in state.leaders(libtype)[: search.leaders] if solution not in refined]
+        leaders = [solution for solution in _leaders(state, further, number, gaining) if solution not in refined]
         refined |= set(leaders)
         fresh = list(dict.fromkeys(s for s in further.neighbours(leaders) if not state.is_timed(s))) if leaders else []
         if not fresh:

@@ -173,14 +173,20 @@ class ShapeRun:
         if self._is_late(REFINING) or 0 < self.tuner.options.candidates < FULL.leaders:
             return []
         with self._clock("list"):
-            near = self.tuner.neighbours(self.task.shape, leaders)
-        fresh = [solution for solution in near if solution not in self._timings]
-        return self._check(self._compile(fresh))
+            near = self.tuner.neighbours(self.task.shape, leaders, self._timings)
+        return self._check(self._compile(near))
 
-    def _continue(self, libtypes: Collection[str]) -> list[Solution]:
-        """Compile and check the rest of these libtypes' lists; return those that pass."""
+    def _continue(self, libtypes: Collection[str], leaders: Sequence[Solution]) -> list[Solution]:
+        """Compile and check the rest of these libtypes' lists; return those that pass.
+
+        The leaders' neighbours compile meanwhile.
+        """
         rest = [solution for solution in self._rest if solution.libtype in libtypes and solution not in self._timings]
-        right = [] if self._is_late(CHECKING) or not rest else self._check(self._compile(rest))
+        right: list[Solution] = []
+        if rest and not self._is_late(CHECKING):
+            near = self.tuner.neighbours(self.task.shape, leaders, self._timings)
+            self.tuner.compilers.begin(self.task.shape, [*rest, *near], self.tuner.place.device, first=True)
+            right = self._check(self._compile(rest))
         self._leave_if_late(rest)
         return right
 
