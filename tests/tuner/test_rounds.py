@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -313,6 +314,24 @@ def test_a_busy_device_is_not_saturated_again() -> None:
         us(workload, rounds=1)
 
     assert (time.perf_counter() - start) / 10 < 1.5 * module.STEP  # saturating takes two steps at least
+
+
+def test_the_screen_needs_a_busy_gpu_and_the_race_a_settled_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rough times follow one step of load. Others follow a whole warm-up, also of a busy GPU."""
+    workload, clock, load = Workload(OP, SMALL, device_of(-1)), itertools.count(), itertools.count(1)
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(clock) * 1e-3))
+    monkeypatch.setattr(workload, "device", Device("sm_90", 132, "nvidia-h200", 0))
+
+    def loaded_s(is_rough: bool) -> float:
+        begun = next(clock)
+        workload._saturate({NATIVE: lambda: lambda: float(next(load))}, is_rough)  # it never settles
+        workload._worked = next(clock) * 1e-3
+        return workload._worked - begun * 1e-3
+
+    assert module.STEP <= loaded_s(True) < 2 * module.STEP
+    assert loaded_s(True) < module.STEP
+    assert loaded_s(False) >= module.SATURATION
+    assert loaded_s(False) < module.STEP
 
 
 def test_slower_calls_than_guessed_get_shorter_samples() -> None:

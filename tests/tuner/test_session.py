@@ -40,6 +40,22 @@ def test_a_restarted_session_answers_like_the_first() -> None:
     assert session().check_again(SHAPE, GOOD).status == "ok"
 
 
+def test_a_checked_solution_is_ready_to_be_timed() -> None:
+    """Its first calls are part of the check, so no capture lets the GPU idle between samples."""
+    calls: list[Solution] = []
+
+    def counted(solution, shape, x, weight):
+        calls.append(solution)
+        return torch.nn.functional.linear(x, weight)
+
+    ready = Session("a16w16", -1, Options(), fake_registry(fake_backend("turbo", solutions=("good",), call=counted)))
+    assert ready.check_first(SHAPE, GOOD).status == "ok"
+    before = len(calls)
+    ready.sample(SHAPE, (GOOD,), 0)
+
+    assert len(calls) == before
+
+
 def test_candidates_limits_the_list_to_first_guesses() -> None:
     """`candidates` cuts a backend's list from its end."""
     assert session(candidates=1).solutions("turbo", SHAPE) == (GOOD,)

@@ -106,7 +106,7 @@ class ScreenReplay:
             search = QUICK if backend.libtype in quick else FULL
             lists[backend.libtype] = search.split(backend.solutions(self.shape, self.device)[: search.most or None])
 
-        def rest(libtypes: Collection[str]) -> list[Solution]:
+        def rest(libtypes: Collection[str], _: Sequence[Solution]) -> list[Solution]:
             return self._timed([solution for libtype, (_, more) in lists.items() if libtype in libtypes for solution in more])
 
         checked = self._timed([solution for first, _ in lists.values() for solution in first])
@@ -123,8 +123,12 @@ class ScreenReplay:
 
     def _neighbours(self, leaders: Sequence[Solution]) -> list[Solution]:
         by_libtype = {backend.libtype: backend for backend in self.backends}
-        near = [near for leader in leaders for near in by_libtype[leader.libtype].refine(leader, self.shape, self.device)]
-        return self._timed(near)
+        fresh = dict[str, dict[Solution, None]]()
+        for leader in leaders:
+            near = by_libtype[leader.libtype].refine(leader, self.shape, self.device)
+            fresh.setdefault(leader.libtype, {}).update((other, None) for other in near if other not in self._seen)
+        quick = QUICK if self.search == "quick" else FULL
+        return self._timed([solution for near in fresh.values() for solution in list(near)[: quick.near or None]])
 
     def _sample(self, solutions: Sequence[Solution], rounds: int) -> dict[Solution, Samples | Timing]:
         return {solution: Samples((self.times[_key(solution)],) * rounds) for solution in solutions}

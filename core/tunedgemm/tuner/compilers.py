@@ -81,11 +81,12 @@ class Compilers:
                 for _ in range(self._size):  # a pool starts its processes with the first task
                     pool.schedule(_load, args=[compiled]).add_done_callback(lambda _: self._on_wake(pool))
 
-    def begin(self, shape: Shape, solutions: Iterable[Solution], device: Device, *, spare: bool = False) -> None:
+    def begin(self, shape: Shape, solutions: Iterable[Solution], device: Device, *, spare: bool = False, first: bool = False) -> None:
         """Compile solutions in the background; skip those already begun.
 
-        *Spare* ones are compiled while no others wait.
+        *Spare* ones are compiled while no others wait; *first* ones before all others.
         """
+        solutions = tuple(solutions)
         for solution in solutions:
             task = device, shape, solution
             if self._prepares(solution.libtype):
@@ -94,6 +95,8 @@ class Compilers:
                         self._spare.pop(task, None)
                         (self._spare if spare else self._waiting)[task] = None
                         self._feed()
+        if first:
+            self._feed_first((device, shape, solution) for solution in solutions)
 
     def drop(self, shape: Shape, device: Device) -> None:
         """Forget the compilations of a finished shape; those that run go on."""
@@ -145,8 +148,8 @@ class Compilers:
 
     def finish(self, shape: Shape, solutions: Iterable[Solution], device: Device) -> list[Timing]:
         """Wait for compilations; return a Timing for each that failed."""
-        self.begin(shape, solutions, device)
-        self._feed_first((device, shape, solution) for solution in solutions)
+        solutions = tuple(solutions)
+        self.begin(shape, solutions, device, first=True)
         lost = []
         for solution in solutions:
             status, reason = self._failure_of(shape, solution, device)
@@ -195,8 +198,7 @@ class Compilers:
                 self._await(job)
                 reason = job.future.result()
             except (BrokenExecutor, CancelledError):
-                self.begin(shape, [solution], device)
-                self._feed_first([task])
+                self.begin(shape, [solution], device, first=True)
             except Overdue:
                 return "compile_timeout", f"it took more than {self._timeout:g} s"
             except ProcessExpired as error:

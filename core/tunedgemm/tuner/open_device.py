@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -161,13 +161,15 @@ class OpenDevice:
             _log.warning("%s: left out: %s", shape, error)
             return (), str(error)
 
-    def neighbours(self, shape: Shape, leaders: Sequence[Solution]) -> list[Solution]:
-        """Return the neighbours of the leaders; a backend whose `refine` fails offers none."""
+    def neighbours(self, shape: Shape, leaders: Sequence[Solution], known: Container[Solution] = ()) -> list[Solution]:
+        """Return the neighbours of the leaders that are not known; a backend whose `refine` fails offers none."""
         near: list[Solution] = []
         for libtype in dict.fromkeys(leader.libtype for leader in leaders if self._losses[leader.libtype] < MOST_LOSSES):
             own = tuple(leader for leader in leaders if leader.libtype == libtype)
             try:
-                near += self._ask_backend(libtype, "refine", "neighbours", shape, own)
+                asked: Sequence[Solution] = self._ask_backend(libtype, "refine", "neighbours", shape, own)
+                search = QUICK if self._is_quick(libtype) else FULL
+                near += [solution for solution in asked if solution not in known][: search.near or None]
             except PluginError as error:
                 _log.warning("%s: neighbours left out: %s", shape, error)
         return near

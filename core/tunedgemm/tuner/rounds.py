@@ -43,6 +43,8 @@ FEWEST_COPIES = 5
 #: Idle seconds after which a GPU is warmed up to its load clock, and the longest warm-up. Power
 #: limits act within tenths of a second.
 IDLE, SATURATION = 0.03, 0.25
+#: Most rounds that a warm-up of one step precedes: those of the screen, which anchors normalise.
+ROUGH_ROUNDS = 2
 #: Seconds per step of the warm-up, which ends when two steps differ by less than this fraction.
 STEP, SETTLED = 0.025, 0.003
 #: Fewest empty samples before the first round, and most recent ones used: with one or two, an
@@ -73,15 +75,15 @@ class _Graph:
     copy: torch.cuda.CUDAGraph | None
 
 
-def touch(x: torch.Tensor) -> None:
-    """Launch a small kernel that rewrites the start of *x* with the same bits.
+def start_of(x: torch.Tensor) -> torch.Tensor:
+    """Return the bytes at the start of *x*, whatever its dtype and strides."""
+    start = torch.empty(0, dtype=torch.uint8, device=x.device)
+    return start.set_(x.untyped_storage(), x.storage_offset() * x.itemsize, (min(x.nbytes, _TOUCHED),), (1,))
 
-    So a GEMM follows a kernel that writes its input, as in a model. It cannot overlap with the
-    previous GEMM, for instance by programmatic dependent launch.
-    """
-    first = torch.empty(0, dtype=torch.uint8, device=x.device)
-    first.set_(x.untyped_storage(), x.storage_offset() * x.itemsize, (min(x.nbytes, _TOUCHED),), (1,))  # whatever its dtype and strides
-    first.bitwise_or_(0)
+
+def touch(x: torch.Tensor) -> None:
+    """Launch a small kernel that rewrites the start of *x* with the same bits."""
+    start_of(x).bitwise_or_(0)
 
 
 def cache_bytes(device: Device) -> int:
@@ -180,6 +182,7 @@ class Workload:
         self._stream = None if on_cpu else torch.cuda.Stream(device.torch_device)
         self._random = random.Random(seed)
         self._worked = float("-inf")  # time.perf_counter of the device's last work
+        self._is_settled = False  # whether the last warm-up was a full one
 
     def _room(self) -> int:
         """Return the most bytes for rotated weights: a quarter of the free device memory."""
@@ -199,11 +202,11 @@ class Workload:
         answers: dict[Solution, Samples | Exception] = {}
         for solution, launcher in launchers.items():
             try:
-                timers[solution] = self._timer(solution, launcher)
+                timers[solution] = self.prepare(solution, launcher)
             except Exception as error:  # a kernel may raise anything, also from inside a capture
                 answers[solution] = error
         self._settle()
-        self._saturate(timers)
+        self._saturate(timers, is_rough=rounds <= ROUGH_ROUNDS)
         if self._touches and not self._touch_us:
             self._touch_us.extend(self._replay(self._touches)() for _ in range(LEAST_TOUCHES))
         samples: dict[Solution, list[float]] = {solution: [] for solution in timers}
@@ -271,8 +274,8 @@ class Workload:
         if not self._graphs:
             self._touches = self._pool = None  # torch forbids a capture into a pool without graphs
 
-    def _timer(self, solution: Solution, launcher: Launcher) -> Start:
-        """Run a solution's first calls, and return the function that takes a sample."""
+    def prepare(self, solution: Solution, launcher: Launcher) -> Start:
+        """Run a solution's first calls and capture its sample, once; return what takes a sample."""
         on_cpu = self.device.kind == "cpu"
         if on_cpu or not self._graphed or not launcher.graph_safe:
             if solution not in self._launched:
@@ -323,13 +326,15 @@ class Workload:
             torch.cuda.synchronize(self.device.torch_device)
 
     def _capture(self, call: Callable[..., Any]) -> _Graph:
-        """Capture the calls of a sample, each after a `touch`, between two events in the graph.
+        """Capture the calls of a sample between two events in the graph: its launch is not timed.
 
-        So the launch of the graph is not timed.
+        Each follows a `touch`: a GEMM follows a kernel that writes its input, as in a model. It
+        cannot overlap with the previous GEMM, for instance by programmatic dependent launch.
         """
+        touched = start_of(self.copies[0][0])  # all copies share it
 
         def after_touch(*operands: Any) -> Any:
-            touch(operands[0])
+            touched.bitwise_or_(0)
             return call(*operands)
 
         start = torch.cuda.Event(enable_timing=True, external=True)
@@ -372,14 +377,18 @@ class Workload:
         captured.sample.replay()
         return lambda: self._elapsed(captured.start, captured.end)
 
-    def _saturate(self, timers: Mapping[Solution, Start]) -> None:
-        """Warm up an idle GPU until its times settle, so that all rounds have equal clocks."""
+    def _saturate(self, timers: Mapping[Solution, Start], is_rough: bool) -> None:
+        """Warm up an idle GPU until its times settle, so that all rounds have equal clocks.
+
+        Rough times only need a busy GPU.
+        """
         begun = time.perf_counter()
-        if self.device.kind == "cpu" or not timers or begun - self._worked < IDLE:
+        if self.device.kind == "cpu" or not timers or (begun - self._worked < IDLE and (is_rough or self._is_settled)):
             return
+        self._is_settled = not is_rough
         load, before = next(iter(timers.values())), 0.0
         with contextlib.suppress(Exception):  # the first round reports the error again
-            while (step := time.perf_counter()) < begun + SATURATION:
+            while (step := time.perf_counter()) < begun + (STEP if is_rough else SATURATION):
                 us: list[float] = []
                 while not us or time.perf_counter() < step + STEP:
                     us.append(load()())

@@ -7,7 +7,7 @@ drop most solutions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import attrs
 
@@ -75,7 +75,7 @@ def screen(
     state.add(checked)
     _add_rest(state, further)
     _refine(state, further, floor_us)
-    kept = state.kept(checked, topk)
+    kept = state.kept(checked, lambda libtype: min(topk, further.search(libtype).finalists or topk))
     screened = [Timing(shape, s, "screened", us=us, samples=len(state.times[s])) for s, us in state.rough.items() if s not in set(kept)]
     return Screened(tuple(kept), state.rough, (*state.failed, *screened))
 
@@ -144,14 +144,14 @@ class _Screen:
             return 1.0
         return min(max(self.rough[anchor] / min(answer.us), 1 / DRIFT), DRIFT)
 
-    def kept(self, checked: Sequence[Solution], topk: int) -> list[Solution]:
+    def kept(self, checked: Sequence[Solution], most: Callable[[str], int]) -> list[Solution]:
         """Return each libtype's first guess, and its fastest within the band, fastest first."""
         rough, best = self.rough, self.best()
         limit = min(best.values(), default=0.0) * (1 + self._band())
         kept = set()
         for libtype in best:
             guesses = [solution for solution in checked if solution in rough and solution.libtype == libtype]
-            kept |= {*guesses[:1], *(solution for solution in self.leaders(libtype)[:topk] if rough[solution] <= limit)}
+            kept |= {*guesses[:1], *(solution for solution in self.leaders(libtype)[: most(libtype)] if rough[solution] <= limit)}
         return sorted(kept, key=rough.__getitem__)
 
     def _band(self) -> float:
@@ -165,9 +165,22 @@ def _add_rest(state: _Screen, further: Further) -> None:
     best = state.best()
     fastest = min(best.values(), default=0.0)
     near = {libtype for libtype in further.quick if best.get(libtype, 0.0) <= fastest * further.search(libtype).behind}
-    fresh = [solution for solution in further.rest(near) if not state.is_timed(solution)] if near else []
+    leaders = _leaders(state, further, 0, near)
+    fresh = [solution for solution in further.rest(near, leaders) if not state.is_timed(solution)] if near else []
     if fresh:
         state.add(fresh)
+
+
+def _leaders(state: _Screen, further: Further, number: int, libtypes: Collection[str]) -> list[Solution]:
+    """Return the solutions of these libtypes whose neighbours a pass of refinement tries."""
+    best = state.best()
+    fastest = min(best.values(), default=0.0)
+    leaders = []
+    for libtype in (libtype for libtype in best if libtype in libtypes):
+        search = further.search(libtype)
+        if best[libtype] <= fastest * search.passes[number]:
+            leaders += state.leaders(libtype)[: search.leaders]
+    return leaders
 
 
 def _refine(state: _Screen, further: Further, floor_us: float) -> None:
@@ -176,14 +189,9 @@ def _refine(state: _Screen, further: Further, floor_us: float) -> None:
     gaining = set(state.best())
     for number in range(PASSES):
         best = state.best()
-        fastest = min(best.values(), default=0.0)
-        if fastest <= floor_us * (1 + NEAR_FLOOR):
+        if min(best.values(), default=0.0) <= floor_us * (1 + NEAR_FLOOR):
             break
-        leaders = []
-        for libtype in (libtype for libtype in best if libtype in gaining):
-            search = further.search(libtype)
-            if best[libtype] <= fastest * search.passes[number]:
-                leaders += [solution for solution in state.leaders(libtype)[: search.leaders] if solution not in refined]
+        leaders = [solution for solution in _leaders(state, further, number, gaining) if solution not in refined]
         refined |= set(leaders)
         fresh = list(dict.fromkeys(s for s in further.neighbours(leaders) if not state.is_timed(s))) if leaders else []
         if not fresh:

@@ -186,7 +186,7 @@ class Session:
 
     def check_first(self, shape: Shape, solution: Solution) -> Timing:
         """Verify one call of a solution, before screening."""
-        return self._bind_and_verify(shape, solution, lambda verifier, launcher: verifier.check_first(solution, launcher), once=True)
+        return self._bind_and_verify(shape, solution, lambda verifier, launcher: verifier.check_first(solution, launcher))
 
     def check(self, shape: Shape, solution: Solution) -> Timing:
         """Verify a solution, with the restrictions of `Options`."""
@@ -223,20 +223,27 @@ class Session:
             self._served = Served(self._checks, self.device, launcher if isinstance(launcher, Launcher) else None)
         return self._served
 
-    def _bind_and_verify(self, shape: Shape, solution: Solution, ask: Callable[[Verifier, Launcher], Timing], once: bool = False) -> Timing:
-        """Bind and verify a solution; a single correct call has also compared the operands."""
+    def _bind_and_verify(self, shape: Shape, solution: Solution, ask: Callable[[Verifier, Launcher], Timing]) -> Timing:
+        """Bind and verify a solution; capture its sample, so that no capture interrupts the timing."""
         refusal = self.bind(shape, solution)
         if refusal is not None:
             return refusal
         verifier, launcher = self._checks, self._launchers[solution]
+
+        def verify() -> Timing:
+            answer = ask(verifier, launcher)
+            if answer.status == "ok" and isinstance(self._sampler, Workload):
+                self._sampler.prepare(solution, launcher)
+            return answer
+
         try:
-            timing: Timing = self._run_on_device(lambda: ask(verifier, launcher))
+            timing: Timing = self._run_on_device(verify)
         except DeviceFault:
             raise
         except Exception:
             self._renew_changed_operands()
             raise
-        if not (once and timing.status == "ok") and self._renew_changed_operands():
+        if self._renew_changed_operands():
             return _changing(shape, solution)
         return timing
 

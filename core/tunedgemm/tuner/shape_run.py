@@ -19,7 +19,7 @@ from tunedgemm.tuner.measure import Effort, median_and_noise, paired_comparison,
 from tunedgemm.tuner.open_device import OpenDevice
 from tunedgemm.tuner.roofline import floor_us
 from tunedgemm.tuner.screen import screen
-from tunedgemm.tuner.search import FULL, Further
+from tunedgemm.tuner.search import FULL, QUICK_ROUNDS, Further
 from tunedgemm.tuner.select import DEFAULT_TIE, MAX_NOISE, TIE, select
 from tunedgemm.tuner.trial import POWER_CAP, Event, Outcome, Samples, Step, Task, Trials, failed
 from tunedgemm.tuner.worker import WorkerDied
@@ -173,14 +173,20 @@ class ShapeRun:
         if self._is_late(REFINING) or 0 < self.tuner.options.candidates < FULL.leaders:
             return []
         with self._clock("list"):
-            near = self.tuner.neighbours(self.task.shape, leaders)
-        fresh = [solution for solution in near if solution not in self._timings]
-        return self._check(self._compile(fresh))
+            near = self.tuner.neighbours(self.task.shape, leaders, self._timings)
+        return self._check(self._compile(near))
 
-    def _continue(self, libtypes: Collection[str]) -> list[Solution]:
-        """Compile and check the rest of these libtypes' lists; return those that pass."""
+    def _continue(self, libtypes: Collection[str], leaders: Sequence[Solution]) -> list[Solution]:
+        """Compile and check the rest of these libtypes' lists; return those that pass.
+
+        The leaders' neighbours compile meanwhile.
+        """
         rest = [solution for solution in self._rest if solution.libtype in libtypes and solution not in self._timings]
-        right = [] if self._is_late(CHECKING) or not rest else self._check(self._compile(rest))
+        right: list[Solution] = []
+        if rest and not self._is_late(CHECKING):
+            near = self.tuner.neighbours(self.task.shape, leaders, self._timings)
+            self.tuner.compilers.begin(self.task.shape, [*rest, *near], self.tuner.place.device, first=True)
+            right = self._check(self._compile(rest))
         self._leave_if_late(rest)
         return right
 
@@ -236,7 +242,10 @@ class ShapeRun:
     def _race(self, finalists: list[Solution]) -> None:
         """Run the accurate phase; remove finalists that fail."""
         self._emit_step("time")
-        answers = race(self.task.shape, finalists, self._sample, self._effort(), self._baseline, self._ineligible_baseline)
+        effort = self._effort()
+        if self._quick and not self.task.only:
+            effort = attrs.evolve(effort, iters=min(effort.iters, QUICK_ROUNDS))
+        answers = race(self.task.shape, finalists, self._sample, effort, self._baseline, self._ineligible_baseline)
         for solution, answer in answers.items():
             self._retime(solution, answer)
         finalists[:] = [solution for solution in finalists if self._timings[solution].ok]
