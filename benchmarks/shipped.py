@@ -4,14 +4,15 @@
 
     python benchmarks/shipped.py --drop 0.02 -o shipped
 
-The first command runs on a GPU. For each shape of a row that serves this device it times the
-kernels of all its shipped rows, the untuned guess and torch in the same rounds. It appends a line
-for each shape to ``shipped/DEVICE-1.jsonl``; the same command resumes.
+The first command runs on a GPU. In the same rounds it times the kernels of all shipped rows of a
+shape, the untuned guess and torch. It appends a line for each shape to
+``shipped/DEVICE-1.jsonl``; the same command resumes.
 
 The second needs no GPU. It rewrites the shipped tables without the rows that gain less than
 ``--drop`` over what then serves: another row, the guess, or torch. That must hold on every device
 that the row serves and guesses were measured on. Either what then serves is the row's own kernel,
-or the logs have the times of both.
+or the logs have the times of both. ``--logs`` adds trial logs of ``benchmarks/results``, as in
+`search.py`, where ``-o`` has none: their noise favours the row.
 
 In engines rows alone serve at other M than those of `UNTUNED_M`. Such rows stay, unless they name
 torch's 16-bit call, which is the engine's.
@@ -27,6 +28,7 @@ from typing import Any
 
 import attrs
 from harness import add_rounds, interval, parser_of, read_log
+from search import LIKE, RESULTS
 from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import Registry
@@ -44,6 +46,7 @@ from tunedgemm.table.lookup import Table
 from tunedgemm.table.published import Provenance, provenance_of, published_text
 from tunedgemm.table.row import Row
 from tunedgemm.table.sheet import locked, replace_text
+from tunedgemm.testing.replay import read_times
 from tunedgemm_engines.rows import UNTUNED_M
 
 REGISTRY, KIND = Registry(), "shipped"
@@ -76,6 +79,11 @@ def serving(table: Table, shape: Shape, device: Device) -> Solution:
     return match.row.solution if match else guess(shape, device)
 
 
+def text_of(shape: Shape) -> str:
+    """Return the text of a shape in the logs."""
+    return json.dumps(shape.to_dict(), sort_keys=True)
+
+
 def identity(solution: Solution) -> str:
     """Return the text of a solution in the logs."""
     return f"{solution.libtype}:{solution.kernel_name}:{solution.split_k}"
@@ -106,7 +114,7 @@ def measure(part: str, folder: Path, rounds: int) -> None:
     done = read_log(log, [KIND])[KIND]
     here = [(op, row.shape) for op in ops().values() for row in table_of(op, rows_of(op)).rows_for(device)]
     for op, shape in list(dict.fromkeys(here))[number - 1 :: parts]:
-        if json.dumps(shape.to_dict(), sort_keys=True) in done:
+        if text_of(shape) in done:
             continue
         samples = timed(op, shape, device, rounds)
         us = {key: interval(values)[0] for key, values in samples.items()}
@@ -116,17 +124,22 @@ def measure(part: str, folder: Path, rounds: int) -> None:
         print(shape, *(f"{key}={value:.2f}" for key, value in us.items()), flush=True)
 
 
-def logged(folder: Path | None) -> dict[tuple[str, str], dict[str, float]]:
-    """Return the microseconds of a folder's logs by device and shape."""
+def logged(folder: Path | None, trials: list[str]) -> dict[tuple[str, str], dict[str, float]]:
+    """Return the microseconds of a folder's logs, and of trial logs, by device and shape."""
+    times: dict[tuple[str, str], dict[str, float]] = {}
+    for file in trials:
+        name = "nvidia-h100-80gb-hbm3" if file.startswith("h100") else "nvidia-h200"
+        for shape, us in read_times(RESULTS / file, LIKE[Path(file).name.partition("-")[0]]).items():
+            times[name, text_of(shape)] = {":".join(map(str, key)): value for key, value in us.items()}
     records = [record for log in sorted(folder.glob("*.jsonl")) for record in read_log(log, [KIND])[KIND].values()] if folder else []
-    return {(record["device"], json.dumps(record["shape"], sort_keys=True)): record["us"] for record in records}
+    return times | {(record["device"], json.dumps(record["shape"], sort_keys=True)): record["us"] for record in records}
 
 
 def gain(row: Row, after: Solution, device: Device, logs: dict[tuple[str, str], dict[str, float]]) -> float | None:
     """Return how much faster a row is than what serves without it, less one; None if unknown."""
     if after == row.solution:
         return 0.0
-    us = logs.get((device.name, json.dumps(row.shape.to_dict(), sort_keys=True)), {})
+    us = logs.get((device.name, text_of(row.shape)), {})
     before, then = us.get(identity(row.solution)), us.get(identity(after))
     return then / before - 1 if before and then else None
 
@@ -185,9 +198,10 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--part", default="1/1", metavar="I/N", help="time each N-th shape from the I-th (default: %(default)s)")
     parser.add_argument("--drop", type=float, metavar="GAIN", help="drop rows that gain less, as 0.02 for 2 %%")
     add_rounds(parser, 21)
+    parser.add_argument("--logs", nargs="+", default=[], metavar="LOG", help="trial logs, for --drop")
     arguments = parser.parse_args(words)
     if arguments.drop is not None:
-        drop(arguments.drop, logged(arguments.output))
+        drop(arguments.drop, logged(arguments.output, arguments.logs))
     elif arguments.output is None:
         parser.error("-o FOLDER is required: it keeps what is done")
     else:
