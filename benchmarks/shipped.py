@@ -24,7 +24,6 @@ import functools
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import attrs
 from harness import add_rounds, interval, parser_of, read_log
@@ -50,6 +49,8 @@ from tunedgemm.testing.replay import read_times
 from tunedgemm_engines.rows import UNTUNED_M
 
 REGISTRY, KIND = Registry(), "shipped"
+#: Device and shape -> the microseconds of solutions, by log.
+Logs = dict[tuple[str, str], list[dict[str, float]]]
 
 
 def rows_of(op: Op) -> list[Row]:
@@ -124,27 +125,28 @@ def measure(part: str, folder: Path, rounds: int) -> None:
         print(shape, *(f"{key}={value:.2f}" for key, value in us.items()), flush=True)
 
 
-def logged(folder: Path | None, trials: list[str]) -> dict[tuple[str, str], dict[str, float]]:
-    """Return the microseconds of a folder's logs, and of trial logs, by device and shape."""
-    times: dict[tuple[str, str], dict[str, float]] = {}
+def logged(folder: Path | None, trials: list[str]) -> Logs:
+    """Return the microseconds of a folder's logs, then of trial logs, by device and shape."""
+    logs: Logs = {}
+    records = [record for log in sorted(folder.glob("*.jsonl")) for record in read_log(log, [KIND])[KIND].values()] if folder else []
+    for record in records:
+        logs.setdefault((record["device"], json.dumps(record["shape"], sort_keys=True)), []).append(record["us"])
     for file in trials:
         name = "nvidia-h100-80gb-hbm3" if file.startswith("h100") else "nvidia-h200"
         for shape, us in read_times(RESULTS / file, LIKE[Path(file).name.partition("-")[0]]).items():
-            times[name, text_of(shape)] = {":".join(map(str, key)): value for key, value in us.items()}
-    records = [record for log in sorted(folder.glob("*.jsonl")) for record in read_log(log, [KIND])[KIND].values()] if folder else []
-    return times | {(record["device"], json.dumps(record["shape"], sort_keys=True)): record["us"] for record in records}
+            logs.setdefault((name, text_of(shape)), []).append({":".join(map(str, key)): value for key, value in us.items()})
+    return logs
 
 
-def gain(row: Row, after: Solution, device: Device, logs: dict[tuple[str, str], dict[str, float]]) -> float | None:
+def gain(row: Row, after: Solution, device: Device, logs: Logs) -> float | None:
     """Return how much faster a row is than what serves without it, less one; None if unknown."""
     if after == row.solution:
         return 0.0
-    us = logs.get((device.name, text_of(row.shape)), {})
-    before, then = us.get(identity(row.solution)), us.get(identity(after))
-    return then / before - 1 if before and then else None
+    pairs = ((us.get(identity(after)), us.get(identity(row.solution))) for us in logs.get((device.name, text_of(row.shape)), ()))
+    return next((then / before - 1 for then, before in pairs if then and before), None)
 
 
-def may_go(op: Op, row: Row, rows: list[Row], devices: list[Device], least: float, logs: Any) -> bool:
+def may_go(op: Op, row: Row, rows: list[Row], devices: list[Device], least: float, logs: Logs) -> bool:
     """Check whether a row gains less than *least* on each device that it serves."""
     of_engine = row.solution == NATIVE and row.shape.scale == "none"
     if row.shape.m not in UNTUNED_M and not of_engine:
@@ -164,7 +166,7 @@ def may_go(op: Op, row: Row, rows: list[Row], devices: list[Device], least: floa
     return True
 
 
-def drop(least: float, logs: dict[tuple[str, str], dict[str, float]]) -> None:
+def drop(least: float, logs: Logs) -> None:
     """Rewrite the shipped tables without the rows that gain little."""
     for op in ops().values():
         rows = kept = rows_of(op)
