@@ -6,10 +6,10 @@ import functools
 
 import attrs
 from tunedgemm.plugin import Device, Shape, Solution
-from tunedgemm.tools.launching import may_guess, scale_order
+from tunedgemm.tools.launching import may_guess, unit_peak_over, scale_order, stand_ins
 
 from tunedgemm_asm.limits import ceil_div
-from tunedgemm_asm.ptx.cost import cost_of
+from tunedgemm_asm.ptx.cost import FITTED_ON, cost_of
 from tunedgemm_asm.ptx.limits import MOST_SIZE, MOST_SPLITS, tiles_of, unfit
 from tunedgemm_asm.ptx.names import COLUMNS, SCALE_BLOCK, SIDE, KernelConfig
 from tunedgemm_asm.ptx.space import Candidate, enumerate_stages, enumerate_tiles, is_worthwhile, resident_ctas, with_panels
@@ -137,7 +137,11 @@ def _guess(shape: Shape, device: Device) -> Candidate | None:
         fitting = [tile for tile in fitting if not (tile.swapped and tile.consumers > 1)]
     fitting = _large(fitting, shape, device) or fitting
     guesses = ((config, splits) for config in fitting for splits in _splits(config, shape, device))
-    return min(guesses, key=lambda guess: (cost_of(*guess, shape, max(1, device.cu_num)), guess[0].turns), default=None)
+    return min(
+        guesses,
+        key=lambda guess: (cost_of(*guess, shape, max(1, device.cu_num), unit_peak_over(device, FITTED_ON)), guess[0].turns),
+        default=None,
+    )
 
 
 def _large(tiles: list[KernelConfig], shape: Shape, device: Device) -> list[KernelConfig]:
@@ -155,8 +159,9 @@ def _splits(config: KernelConfig, shape: Shape, device: Device) -> list[int]:
 
 
 def _faster_untuned(shape: Shape, device: Device) -> bool:
-    """Check whether such products were measured to be faster than torch's without tuning."""
-    if not may_guess(device) or not any(each.has(shape, device) for each in _FASTER.get(shape.op, ())):
+    """Check whether such products are expected to be faster than torch's without tuning."""
+    places = ((shape, device), *stand_ins(shape, device))
+    if not may_guess(device) or not all(any(each.has(*place) for each in _FASTER.get(shape.op, ())) for place in places):
         return False
     if shape.op == "a16w16":
         deep = shape.n < _FEW_N and shape.k > _LARGE_K
