@@ -25,8 +25,8 @@ _CYCLES_A_US, _OPERATIONS, _SHARED_BYTES = 1375.0, 4096, 112.0
 #: Rows of b by which the time of a wgmma grows.
 _WGMMA_ROWS = 16
 _MEMORY, _L2 = 3.66e6, 19e6  # bytes per microsecond
-#: Product whose rates these are. Others take the rate of its memory, which bounds all kernels alike:
-#: with an H100's, 0.7 of it, two guesses gained 2 and 8 %, and some by row lost 10 % (H100).
+#: Product whose rates these are. Others take its memory, which bounds all kernels alike: at lower
+#: rates more of them tie.
 FITTED_ON = "nvidia-h200"
 #: Bytes per microsecond that reach one SM.
 _SM = 12.5e4

@@ -6,7 +6,7 @@ import functools
 
 import attrs
 from tunedgemm.plugin import Device, Shape, Solution
-from tunedgemm.tools.launching import may_guess, unit_peak_over, scale_order, stand_ins
+from tunedgemm.tools.launching import may_guess, scale_order, stand_ins, unit_peak_over
 
 from tunedgemm_asm.limits import ceil_div
 from tunedgemm_asm.ptx.cost import FITTED_ON, cost_of
