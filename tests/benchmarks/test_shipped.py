@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -16,16 +16,15 @@ from tunedgemm.solution import Solution
 from tunedgemm.table.published import Provenance, checked_body, provenance_of, published_text
 from tunedgemm.table.row import Row
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "shipped.py"
 OP, H200 = op_named("a16w16"), Device("sm_90", 132, "nvidia-h200")
 GUESS, OTHER = Solution("asm", "guess", 1), Solution("triton", "other")
 
 
 @pytest.fixture
-def shipped(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def shipped(as_module: Callable[[Path], ModuleType], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Return the script, with one kernel as the guess of every shape."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    script = importlib.import_module("shipped")
+    script = as_module(SCRIPT)
     monkeypatch.setattr(script, "guess", lambda shape, device: GUESS)
     return script
 
