@@ -14,8 +14,8 @@ that the row serves and guesses were measured on. Either what then serves is the
 or the logs have the times of both. ``--logs`` adds trial logs of ``benchmarks/results``, as in
 `search.py`, where ``-o`` has none: their noise favours the row.
 
-In engines rows alone serve at other M than those of `UNTUNED_M`. Such rows stay, unless they name
-torch's 16-bit call, which is the engine's.
+Engines route to kernels without a row at the M of `UNTUNED_M` alone, and to torch's call at none.
+So rows at other M stay, and those of torch's call, unless it has 16 bits and is the engine's.
 """
 
 from __future__ import annotations
@@ -148,8 +148,7 @@ def gain(row: Row, after: Solution, device: Device, logs: Logs) -> float | None:
 
 def may_go(op: Op, row: Row, rows: list[Row], devices: list[Device], least: float, logs: Logs) -> bool:
     """Check whether a row gains less than *least* on each device that it serves."""
-    of_engine = row.solution == NATIVE and row.shape.scale == "none"
-    if row.shape.m not in UNTUNED_M and not of_engine:
+    if row.shape.scale != "none" if row.solution == NATIVE else row.shape.m not in UNTUNED_M:
         return False
     before, after = table_of(op, rows), table_of(op, [other for other in rows if other is not row])
     below = row.shape.with_m(max(1, row.shape.m - 1))
