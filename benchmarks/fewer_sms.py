@@ -6,8 +6,9 @@
 
 All subjects run on the stream of a green context, which holds that many SMs: pairs of them, or
 whole groups of eight where the number is a multiple of eight. Their graphs keep it. Guesses and
-kernels are for a described device: this GPU with the number of SMs and the name of a product that
-has them (``--name``). Its memory and L2 are still those of the whole GPU, see the printed rates.
+kernels are for a described product: this one with fewer SMs, the arithmetic in proportion, and the
+whole memory and L2; see the printed rates. ``--name nvidia-h20`` describes that product instead,
+whose tensor cores are slower: it shows what would answer there, not how fast.
 
 torch is timed twice, once with a hint to cuBLAS how many SMs it has, and counts with its better
 time. DeepGEMM gets the number, too. vLLM's CUTLASS takes none, and shares its tiles among all SMs.
@@ -36,13 +37,12 @@ from tunedgemm.backends.untuned import choices, untuned_libtypes
 from tunedgemm.device import Device, current_device
 from tunedgemm.ops import op_named
 from tunedgemm.ops.scale_order import ORDERS, ROW, with_order
+from tunedgemm.products import products
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.tuner.rounds import Workload
 from tunedgemm.tuner.trial import Samples
 
-#: SMs -> a product with them.
-NAMES = {78: "nvidia-h20", 80: "nvidia-h20", 112: "nvidia-h100-pcie", 114: "nvidia-h100-pcie"}
 TORCH, HINTED = Solution("torch", "native"), Solution("torch", "native-hinted")
 #: cuda.h: a resource of SMs, splits that may part the SMs of a cluster, flags of contexts and
 #: streams; bytes of a resource, with room to spare, and the offset of its count.
@@ -70,6 +70,15 @@ def green_stream(sms: int, index: int) -> tuple[torch.cuda.Stream, int]:
     ask("cuGreenCtxCreate", ctypes.byref(context), described, index, _DEFAULT_STREAM)
     ask("cuGreenCtxStreamCreate", ctypes.byref(stream), context, _NON_BLOCKING, 0)
     return torch.cuda.ExternalStream(stream.value, device=index), ctypes.c_uint.from_buffer(part, _COUNT).value
+
+
+def described(here: Device, sms: int, name: str) -> Device:
+    """Return the named product with these SMs, or this one with fewer, which joins the known ones."""
+    if not name and here.name in products():
+        known, name = products()[here.name], f"{here.name}-{sms}"
+        peak = known.peak_tflops * sms // known.units
+        products()[name] = attrs.evolve(known, name=name, units=sms, peak_tflops=peak, untuned=False)
+    return attrs.evolve(here, cu_num=sms, name=name)
 
 
 def hinted(call: Callable[..., Any], left_out: int) -> Callable[..., Any]:
@@ -144,7 +153,7 @@ def main(words: list[str] | None = None) -> int:
     """Time the shapes on each number of SMs."""
     parser = parser_of(__doc__)
     parser.add_argument("--sms", type=int, nargs="+", default=[78, 114], help="numbers of SMs (default: 78 114)")
-    parser.add_argument("--name", default="", help="product to describe (default: one with as many SMs, else this GPU)")
+    parser.add_argument("--name", default="", help="product to describe (default: this one with fewer SMs)")
     add_shapes(parser, "layers", op=True)
     parser.add_argument("--m", type=int, nargs="+", default=[], metavar="M", help="only these M")
     parser.add_argument("--scale-order", default=ROW, choices=ORDERS, help="of block scales of x (default: %(default)s)")
@@ -158,7 +167,7 @@ def main(words: list[str] | None = None) -> int:
     about = head("fewer_sms", op=arguments.op, rates={})
     for wanted in arguments.sms:
         stream, sms = green_stream(wanted, here.index)
-        device = attrs.evolve(here, cu_num=sms, name=arguments.name or NAMES.get(sms, here.name))
+        device = described(here, sms, arguments.name)
         if "deepgemm" in arguments.arms:
             deep_gemm().set_num_sms(sms)
         with torch.cuda.stream(stream):

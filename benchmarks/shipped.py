@@ -4,17 +4,18 @@
 
     python benchmarks/shipped.py --drop 0.02 -o shipped
 
-The first command runs on a GPU. For each shape of a row that serves this device it times the
-kernels of all its shipped rows, the untuned guess and torch in the same rounds. It appends a line
-for each shape to ``shipped/DEVICE-1.jsonl``; the same command resumes.
+The first command runs on a GPU. In the same rounds it times the kernels of all shipped rows of a
+shape, the untuned guess and torch. It appends a line for each shape to
+``shipped/DEVICE-1.jsonl``; the same command resumes.
 
 The second needs no GPU. It rewrites the shipped tables without the rows that gain less than
 ``--drop`` over what then serves: another row, the guess, or torch. That must hold on every device
 that the row serves and guesses were measured on. Either what then serves is the row's own kernel,
-or the logs have the times of both.
+or the logs have the times of both. ``--logs`` adds trial logs of ``benchmarks/results``, as in
+`search.py`, where ``-o`` has none: their noise favours the row.
 
-In engines rows alone serve at other M than those of `UNTUNED_M`. Such rows stay, unless they name
-torch's 16-bit call, which is the engine's.
+Engines route to kernels without a row at the M of `UNTUNED_M` alone, and to torch's call at none.
+So rows at other M stay, and those of torch's call, unless it has 16 bits and is the engine's.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ import functools
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import attrs
 from harness import add_rounds, interval, parser_of, read_log
+from search import LIKE, RESULTS
 from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import Registry
@@ -44,9 +45,12 @@ from tunedgemm.table.lookup import Table
 from tunedgemm.table.published import Provenance, provenance_of, published_text
 from tunedgemm.table.row import Row
 from tunedgemm.table.sheet import locked, replace_text
+from tunedgemm.testing.replay import read_times
 from tunedgemm_engines.rows import UNTUNED_M
 
 REGISTRY, KIND = Registry(), "shipped"
+#: Device and shape -> the microseconds of solutions, by log.
+Logs = dict[tuple[str, str], list[dict[str, float]]]
 
 
 def rows_of(op: Op) -> list[Row]:
@@ -74,6 +78,11 @@ def serving(table: Table, shape: Shape, device: Device) -> Solution:
     """Return the solution that serves a shape with these rows."""
     match = next(table.candidates(shape, device), None)
     return match.row.solution if match else guess(shape, device)
+
+
+def text_of(shape: Shape) -> str:
+    """Return the text of a shape in the logs."""
+    return json.dumps(shape.to_dict(), sort_keys=True)
 
 
 def identity(solution: Solution) -> str:
@@ -106,7 +115,7 @@ def measure(part: str, folder: Path, rounds: int) -> None:
     done = read_log(log, [KIND])[KIND]
     here = [(op, row.shape) for op in ops().values() for row in table_of(op, rows_of(op)).rows_for(device)]
     for op, shape in list(dict.fromkeys(here))[number - 1 :: parts]:
-        if json.dumps(shape.to_dict(), sort_keys=True) in done:
+        if text_of(shape) in done:
             continue
         samples = timed(op, shape, device, rounds)
         us = {key: interval(values)[0] for key, values in samples.items()}
@@ -116,25 +125,30 @@ def measure(part: str, folder: Path, rounds: int) -> None:
         print(shape, *(f"{key}={value:.2f}" for key, value in us.items()), flush=True)
 
 
-def logged(folder: Path | None) -> dict[tuple[str, str], dict[str, float]]:
-    """Return the microseconds of a folder's logs by device and shape."""
+def logged(folder: Path | None, trials: list[str]) -> Logs:
+    """Return the microseconds of a folder's logs, then of trial logs, by device and shape."""
+    logs: Logs = {}
     records = [record for log in sorted(folder.glob("*.jsonl")) for record in read_log(log, [KIND])[KIND].values()] if folder else []
-    return {(record["device"], json.dumps(record["shape"], sort_keys=True)): record["us"] for record in records}
+    for record in records:
+        logs.setdefault((record["device"], json.dumps(record["shape"], sort_keys=True)), []).append(record["us"])
+    for file in trials:
+        name = "nvidia-h100-80gb-hbm3" if file.startswith("h100") else "nvidia-h200"
+        for shape, us in read_times(RESULTS / file, LIKE[Path(file).name.partition("-")[0]]).items():
+            logs.setdefault((name, text_of(shape)), []).append({":".join(map(str, key)): value for key, value in us.items()})
+    return logs
 
 
-def gain(row: Row, after: Solution, device: Device, logs: dict[tuple[str, str], dict[str, float]]) -> float | None:
+def gain(row: Row, after: Solution, device: Device, logs: Logs) -> float | None:
     """Return how much faster a row is than what serves without it, less one; None if unknown."""
     if after == row.solution:
         return 0.0
-    us = logs.get((device.name, json.dumps(row.shape.to_dict(), sort_keys=True)), {})
-    before, then = us.get(identity(row.solution)), us.get(identity(after))
-    return then / before - 1 if before and then else None
+    pairs = ((us.get(identity(after)), us.get(identity(row.solution))) for us in logs.get((device.name, text_of(row.shape)), ()))
+    return next((then / before - 1 for then, before in pairs if then and before), None)
 
 
-def may_go(op: Op, row: Row, rows: list[Row], devices: list[Device], least: float, logs: Any) -> bool:
+def may_go(op: Op, row: Row, rows: list[Row], devices: list[Device], least: float, logs: Logs) -> bool:
     """Check whether a row gains less than *least* on each device that it serves."""
-    of_engine = row.solution == NATIVE and row.shape.scale == "none"
-    if row.shape.m not in UNTUNED_M and not of_engine:
+    if row.shape.scale != "none" if row.solution == NATIVE else row.shape.m not in UNTUNED_M:
         return False
     before, after = table_of(op, rows), table_of(op, [other for other in rows if other is not row])
     below = row.shape.with_m(max(1, row.shape.m - 1))
@@ -151,7 +165,7 @@ def may_go(op: Op, row: Row, rows: list[Row], devices: list[Device], least: floa
     return True
 
 
-def drop(least: float, logs: dict[tuple[str, str], dict[str, float]]) -> None:
+def drop(least: float, logs: Logs) -> None:
     """Rewrite the shipped tables without the rows that gain little."""
     for op in ops().values():
         rows = kept = rows_of(op)
@@ -185,9 +199,10 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--part", default="1/1", metavar="I/N", help="time each N-th shape from the I-th (default: %(default)s)")
     parser.add_argument("--drop", type=float, metavar="GAIN", help="drop rows that gain less, as 0.02 for 2 %%")
     add_rounds(parser, 21)
+    parser.add_argument("--logs", nargs="+", default=[], metavar="LOG", help="trial logs, for --drop")
     arguments = parser.parse_args(words)
     if arguments.drop is not None:
-        drop(arguments.drop, logged(arguments.output))
+        drop(arguments.drop, logged(arguments.output, arguments.logs))
     elif arguments.output is None:
         parser.error("-o FOLDER is required: it keeps what is done")
     else:

@@ -1,10 +1,13 @@
 """Untuned calls: fitted choices serve where they were measured, or where the user lists libtypes."""
 
 import pytest
-from tunedgemm.backends.untuned import may_guess, unmeasured
+from tunedgemm.backends.untuned import may_guess, stand_ins, unmeasured
 from tunedgemm.device import Device
+from tunedgemm.shape import Shape
 
-H20, H200 = Device("sm_90", 78, "nvidia-h20"), Device("sm_90", 132, "nvidia-h200")
+PART, H200 = Device("sm_90", 60, "nvidia-h200"), Device("sm_90", 132, "nvidia-h200")
+H20, NVL = Device("sm_90", 78, "nvidia-h20"), Device("sm_90", 132, "nvidia-h100-nvl")
+PCIE = Device("sm_90", 114, "nvidia-h100-pcie")
 
 
 @pytest.mark.parametrize(
@@ -24,7 +27,31 @@ def test_a_list_of_the_user_allows_guesses_anywhere(monkeypatch, listed, expecte
     monkeypatch.delenv("TUNEDGEMM_FALLBACK", raising=False)
     if listed is not None:
         monkeypatch.setenv("TUNEDGEMM_FALLBACK", listed)
-    assert may_guess(H20) is expected and may_guess(H200)
-    reason = unmeasured(H20)
+    assert may_guess(PART) is expected and may_guess(H200) and may_guess(H20)
+    reason = unmeasured(PART)
     assert reason == "" if expected else "nvidia-h100-80gb-hbm3, nvidia-h200" in reason and "TUNEDGEMM_FALLBACK" in reason
     assert unmeasured(H200) == unmeasured(Device("sm_100", 148)) == unmeasured(Device("cpu-avx2", 4)) == ""
+
+
+@pytest.mark.parametrize(
+    ("device", "m", "sizes"),
+    [
+        (H200, 64, []),
+        (PART, 64, []),  # of which nothing is known
+        (NVL, 64, [(64, 4096), (64, 4096)]),
+        (NVL, 256, [(445, 4096), (311, 4096)]),  # its products take longer than reading from M = 212 on
+        (PCIE, 256, [(256, 6016), (256, 6016)]),
+        (H20, 1, [(1, 8704), (1, 8704)]),
+        (H20, 24, [(24, 8704), (24, 8704)]),
+        (H20, 32, [(319, 8704), (223, 8704)]),  # 37 rows take it as long to multiply as to read
+    ],
+    ids=str,
+)
+def test_shapes_of_measured_devices_stand_for_those_of_others(monkeypatch, device, m, sizes):
+    """N grows by the units; M by arithmetic over memory where arithmetic bounds; each with an error bar."""
+    monkeypatch.delenv("TUNEDGEMM_FALLBACK", raising=False)
+    alike = stand_ins(Shape("a16w16", m, 4096, 2048), device)
+    assert [(shape.m, shape.n) for shape, _ in alike] == sizes and all(shape.k == 2048 for shape, _ in alike)
+    assert [other.name for _, other in alike] == ["nvidia-h100-80gb-hbm3", "nvidia-h200"][: len(sizes)]
+    monkeypatch.setenv("TUNEDGEMM_FALLBACK", "asm")
+    assert stand_ins(Shape("a16w16", m, 4096, 2048), device) == []

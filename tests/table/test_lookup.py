@@ -70,17 +70,21 @@ def test_far_rows_answer_on_amd_alone(gfx: str, m: int, words: str):
 
 
 def test_shipped_rows_serve_their_own_device(shipped: Path, tmp_path: Path):
-    """In 16 bits a row of the package serves its own device, others all of that gfx and cu_num."""
+    """In 16 bits a row of the package serves devices alike, others all of that gfx and cu_num."""
     (shipped / "model_configs").mkdir(parents=True)
     own = tmp_path / "own.csv"
     for file, kernel in ((shipped / "model_configs" / "x_bf16_tuned_gemm.csv", "shipped"), (own, "own")):
         write_rows(file, OP, [row(kernel, device=H100.name)])
     assert found(Table.load(OP), asked(), H100) == [("shipped", "exact")]
-    assert found(Table.load(OP), asked(), H200) == []
+    assert found(Table.load(OP), asked(), Device("sm_90", 132, "nvidia-h800")) == [("shipped", "exact")]
+    for other in (H200, Device("sm_90", 132, "nvidia-h100-nvl"), Device("sm_90", 132, "nvidia-gh200-480gb")):
+        assert found(Table.load(OP), asked(), other) == [] and not list(Table.load(OP).rows_for(other))
     assert found(Table.load(OP, [own]), asked(), H200) == [("own", "exact")]
     by_row, op = Shape("a8w8", 16, 1280, 512, "fp8_e4m3fn", "bf16", scale="row"), op_named("a8w8")
     write_rows(shipped / "model_configs" / "x_a8w8_tuned_gemm.csv", op, [attrs.evolve(row("k", device=H100.name), shape=by_row)])
-    assert found(Table.load(op), by_row, H200) == [("k", "exact")]
+    for name in ("nvidia-h200", "nvidia-h100-nvl", "nvidia-gh200-480gb", "nvidia-gh200-144g-hbm3e", "nvidia-unknown"):
+        [match] = Table.load(op).candidates(by_row, Device("sm_90", 132, name))
+        assert match.why.endswith("measured on nvidia-h100-80gb-hbm3 (3352 GB/s)")
 
 
 def test_coarse_padding_goes_down_for_wide_weights():

@@ -151,7 +151,7 @@ class Op:
         weight_dtype: shape -> short dtype of the weight in memory; by default field ``q_dtype_w``,
             else the dtype of the activations.
         serves_alike: whether rows of shipped tables serve all devices with their gfx and cu_num,
-            or only the device that they name.
+            or only devices like the one that they name (`tunedgemm.products.are_alike`).
         padded_m: (m, n) -> the M of rows that may serve, in order, each with its name; see
             `tunedgemm.ops.padded_m`.
         first_rows: (shape, operands, m) -> the operands of the first *m* rows, to test batch

@@ -16,7 +16,7 @@ from tunedgemm.device import Device
 from tunedgemm.errors import TableError
 from tunedgemm.libtypes import rank
 from tunedgemm.ops.padded_m import serving
-from tunedgemm.products import difference, with_memory
+from tunedgemm.products import are_alike, difference, with_memory
 from tunedgemm.table.csvfile import Problem
 from tunedgemm.table.folders import SHIPPED_WORD, TableLayer, table_layers
 from tunedgemm.table.index import Index, Kind, RowSource, kind_of
@@ -183,7 +183,7 @@ class Table:
 
     def rows_for(self, device: Device) -> Iterator[Row]:
         """Yield the rows of this gfx and cu_num that may serve the device, by precedence."""
-        return self._index.rows_of(device.gfx, device.cu_num, lambda layer, name: name in ("", device.name) or self._serves_alike(layer))
+        return self._index.rows_of(device.gfx, device.cu_num, lambda layer, name: self._serves(layer, name, device))
 
     def foreign(self, device: Device) -> str:
         """Return the devices of the rows if none may be *device*; else ""."""
@@ -220,9 +220,9 @@ class Table:
         Pins come first, then the rows of `Op.padded_m` in its order. At each M, the shape precedes
         its equivalents (`Op.equivalent_shapes`), and rows with a cu_num precede rows for any. Then
         layers count by precedence, and within a layer the lowest time. Rows of other devices with
-        the same gfx and cu_num follow, those with the most similar memory first; in 16 bits, not
-        those of shipped tables. On NVIDIA the nearest M comes first, and distant ones are left out:
-        see `padded_m.on_nvidia`.
+        the same gfx and cu_num follow, those with the most similar memory first. In 16 bits, rows
+        of shipped tables serve only products with rates like their own (`are_alike`). On NVIDIA the
+        nearest M comes first, and distant ones are left out: see `padded_m.on_nvidia`.
         """
         buckets = self._buckets(shape, device)
         if not buckets:
@@ -268,7 +268,7 @@ class Table:
             for numbers, (_, m, word, product, units), once in zip(ordered, buckets, offered, strict=True):
                 for number in numbers:
                     gfx, name = devices[number]
-                    if gfx in ("", device.gfx) and unlike[name] == tier and (not tier or self._serves_alike(self._index.layer_of(number))):
+                    if gfx in ("", device.gfx) and unlike[name] == tier and self._serves(self._index.layer_of(number), name, device):
                         unparsed.append(_UnparsedRow(number, m, word, not tier, product, units, once))
         return unparsed
 
@@ -328,9 +328,9 @@ class Table:
         """Return the name of a layer; "" for rows without files."""
         return self._labels[layer] if self._labels else ""
 
-    def _serves_alike(self, layer: int) -> bool:
-        """Check whether a layer's rows may serve other devices with their gfx and cu_num."""
-        return self.op.serves_alike or self._label(layer) != SHIPPED_WORD
+    def _serves(self, layer: int, name: str, device: Device) -> bool:
+        """Check whether a layer's rows of a product may serve a device with its gfx and cu_num."""
+        return name in ("", device.name) or self.op.serves_alike or self._label(layer) != SHIPPED_WORD or are_alike(name, device.name)
 
     def to_frame(self) -> pd.DataFrame:
         """Return all rows as a pandas DataFrame: the CSV's columns, and the file."""

@@ -20,7 +20,7 @@ from tunedgemm.backends.launcher import on_device
 from tunedgemm.backends.loadable import load_fault
 from tunedgemm.backends.native import CallPlan, Launch, LaunchPlan, call_of, launch_of
 from tunedgemm.backends.tensormap import MapDescription, TensorMap
-from tunedgemm.backends.untuned import may_guess
+from tunedgemm.backends.untuned import may_guess, stand_ins
 from tunedgemm.backends.workspace import scratch, semaphores, workspace
 from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, torch_dtype
 from tunedgemm.ops.moe_words import unusual_experts
@@ -28,6 +28,7 @@ from tunedgemm.ops.scale_order import scale_order, scale_strides
 from tunedgemm.process.forksafe import ForkSafeLock
 from tunedgemm.process.process_state import environment_with
 from tunedgemm.process.variables import switched_on
+from tunedgemm.products import unit_peak_over
 from tunedgemm.text.printable import warn_once
 
 if TYPE_CHECKING:
@@ -63,9 +64,11 @@ __all__ = [
     "scratch",
     "semaphores",
     "short_dtype",
+    "stand_ins",
     "switched_on",
     "torch_dtype",
     "torch_launcher",
+    "unit_peak_over",
     "unusual_experts",
     "warn_once",
     "workspace",

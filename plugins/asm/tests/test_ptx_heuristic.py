@@ -266,3 +266,15 @@ def test_one_row_is_m_major() -> None:
 def test_a_product_of_too_many_tiles_gets_none() -> None:
     """No kernel has so many tiles, and torch reports the outputs that fit no memory."""
     assert asm.heuristic_fallback(attrs.evolve(LIKE, m=1 << 28, n=1 << 18), H200) is None
+
+
+def test_guesses_on_an_h20_split_for_its_units_and_pad_no_rows() -> None:
+    """Tensor cores of a quarter of the rate bound the time of padded rows; few units need few splits."""
+    h20, pcie = Device("sm_90", 78, "nvidia-h20"), Device("sm_90", 114, "nvidia-h100-pcie")
+    for m in (8, 16, 24):
+        solution = asm.heuristic_fallback(attrs.evolve(PLAIN, m=m, n=2048, k=4096), h20)
+        tile = parse_name(solution.kernel_name)
+        assert tile.tile_m == m and not asm.lacks(solution, PLAIN, h20)
+    for device, n, served in ((h20, 3328, True), (h20, 3456, False), (pcie, 4864, True), (pcie, 5120, False)):
+        assert bool(asm.heuristic_fallback(attrs.evolve(PLAIN, m=16, n=n), device)) is served
+    assert asm.heuristic_fallback(attrs.evolve(PLAIN, m=32, n=2048), h20) is None  # 37 rows take as long to multiply as to read

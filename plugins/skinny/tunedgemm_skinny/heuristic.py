@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tunedgemm.plugin import Device, Shape, Solution
-from tunedgemm.tools.launching import may_guess
+from tunedgemm.tools.launching import may_guess, stand_ins
 
 from tunedgemm_skinny.limits import weight_of
 from tunedgemm_skinny.space import enumerate_solutions
@@ -59,8 +59,8 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution |
     elif weight_of(shape) == "fp4x2" or shape.layout != "row":
         answers = True
     else:
-        fitted = device.gfx == "sm_90" and may_guess(device)
-        answers = fitted and shape.op == "a16w16" and shape.k % _EIGHT == 0 and _in_hopper_class(shape)
+        fitted = device.gfx == "sm_90" and may_guess(device) and shape.op == "a16w16" and shape.k % _EIGHT == 0
+        answers = fitted and all(map(_in_hopper_class, (shape, *(other for other, _ in stand_ins(shape, device)))))
     return next(iter(enumerate_solutions(libtype, shape, device)), None) if answers else None
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools.launching import ARCHITECTURES
+from tunedgemm.tools.launching import ARCHITECTURES, unit_peak_over
 
 from tunedgemm_triton.limits import batches_of, width_of
 from tunedgemm_triton.names import Gemm, KernelConfig, Tma
@@ -17,6 +17,8 @@ from tunedgemm_triton.resources import ceil_div, registers, resident, shared_byt
 # the other, 32 bytes deep; the tensor cores of a multiprocessor do 4096 operations in a cycle.
 _CYCLES_A_US, _OPERATIONS, _SHARED_BYTES = 1375.0, 4096, 112.0
 _MEMORY, _L2, _MULTIPROCESSOR = 2.57e6, 12.3e6, 13.1e4  # bytes per microsecond
+# Product whose rates these are.
+_FITTED_ON = "nvidia-h100-80gb-hbm3"
 #: Cycles over those of wgmma alone: operands from descriptors, from pointers, with specialised
 #: warps; and time over that of four warps where eight share 64 rows.
 _DESCRIBED, _POINTERS, _SPECIALISED, _EIGHT_WARPS = 0.884, 1.02, 1.03, 1.017
@@ -65,7 +67,8 @@ def hopper_us(kernel: Gemm | Tma, split: int, shape: Shape, device: Device) -> f
     """Predict the microseconds of a kernel without block scales on Hopper, to order kernels."""
     width, tiles = width_of(shape.dtype), tiles_of(kernel, shape)
     a, b = (kernel.block_n, kernel.block_m) if kernel.swap else (kernel.block_m, kernel.block_n)
-    multiplied = max(2 * 64 * b * 16 / _OPERATIONS, (64 + b) * 32 / _SHARED_BYTES)
+    tensor = unit_peak_over(device, _FITTED_ON)
+    multiplied = max(2 * 64 * b * 16 / (_OPERATIONS * tensor), (64 + b) * 32 / _SHARED_BYTES)
     cycles = ceil_div(a, 64) * kernel.block_k * width / 32 * multiplied * _slowdown(kernel)
     held = min(_held(kernel, shape, device), ceil_div(tiles * split, device.cu_num))
     stage = (a + b) * kernel.block_k * width

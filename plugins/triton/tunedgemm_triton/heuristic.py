@@ -10,7 +10,7 @@ from pathlib import Path
 
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution, UserError
-from tunedgemm.tools.launching import may_guess, warn_once
+from tunedgemm.tools.launching import may_guess, stand_ins, warn_once
 
 from tunedgemm_triton.jsonfiles import buckets, files
 from tunedgemm_triton.jsonfiles.dialect import OURS, Dialect, sizes_of
@@ -60,13 +60,14 @@ def heuristic_fallback(shape: Shape, device: Device) -> Solution | None:
 
 
 def _faster_untuned(shape: Shape, device: Device) -> bool:
-    """Check whether such products were measured to be faster than torch's without tuning."""
+    """Check whether such products are expected to be faster than torch's without tuning."""
     if device.gfx != "sm_90" or not may_guess(device) or shape.layout != "row" or shape.outdtype not in ("bf16", "fp16"):
         return False
     if (shape.dtype, shape.scale) != _KINDS.get(shape.op, (shape.outdtype, "none")):
         return False
     weight, least_n, least_k = _FASTER.get(shape.op, (range(0), 0, 0))
-    return shape.m == 1 and shape.n * shape.k in weight and shape.n >= least_n and shape.k >= least_k
+    sizes = [shape.n, *(other.n for other, _ in stand_ins(shape, device))]
+    return shape.m == 1 and shape.k >= least_k and all(n * shape.k in weight and n >= least_n for n in sizes)
 
 
 def resolve(solution: Solution, shape: Shape, device: Device) -> Solution:

@@ -25,6 +25,9 @@ _CYCLES_A_US, _OPERATIONS, _SHARED_BYTES = 1375.0, 4096, 112.0
 #: Rows of b by which the time of a wgmma grows.
 _WGMMA_ROWS = 16
 _MEMORY, _L2 = 3.66e6, 19e6  # bytes per microsecond
+#: Product whose rates these are. Others take its memory, which bounds all kernels alike: at lower
+#: rates more of them tie.
+FITTED_ON = "nvidia-h200"
 #: Bytes per microsecond that reach one SM.
 _SM = 12.5e4
 #: Load latency, and split-K fixup of a tile, in microseconds.
@@ -60,17 +63,17 @@ def bound(*times: float) -> float:
     return float(sum(time**_TOGETHER for time in times) ** (1 / _TOGETHER))
 
 
-def step_cycles(config: KernelConfig) -> float:
+def step_cycles(config: KernelConfig, tensor: float = 1.0) -> float:
     """Return the cycles of a stage: tensor core operations, or reading both operands from shared
     memory.
     """
     rows = config.portion if config.overlapped else config.tile_b
-    return config.sharing * config.blocks * (config.tile_b // rows) * (STEP // STEP_K) * _wgmma_cycles(rows)
+    return config.sharing * config.blocks * (config.tile_b // rows) * (STEP // STEP_K) * _wgmma_cycles(rows, tensor)
 
 
-def _wgmma_cycles(rows: int) -> float:
+def _wgmma_cycles(rows: int, tensor: float) -> float:
     """Return the cycles of a wgmma of 64 rows of a and these rows of b, 32 bytes deep."""
-    multiplied = 2 * SIDE * ceil_div(rows, _WGMMA_ROWS) * _WGMMA_ROWS * STEP_K / _OPERATIONS
+    multiplied = 2 * SIDE * ceil_div(rows, _WGMMA_ROWS) * _WGMMA_ROWS * STEP_K / (_OPERATIONS * tensor)
     return max(multiplied, (SIDE + rows) * 2 * STEP_K / _SHARED_BYTES)
 
 
@@ -83,25 +86,29 @@ def scale_operations(config: KernelConfig) -> float:
     return config.tile_b / 4 * 1.5 if config.swapped else 3.0 * config.spans + 2
 
 
-def promoted_cycles(config: KernelConfig, by_block: bool, resident: int) -> float:
+def promoted_cycles(config: KernelConfig, by_block: bool, resident: int, tensor: float = 1.0) -> float:
     """Return the cycles of a stage with promotion, part of which other consumers of the SM hide.
 
     The CUDA cores of an SM add 128 accumulators in a cycle, one for each thread of a consumer.
     """
     factors = _FACTOR * scale_operations(config) if by_block else 0.0
     if config.overlapped:
-        return max(step_cycles(config), config.sharing * config.accumulators) + _SHOWN_OVERLAPPED * _TURN + factors
+        return max(step_cycles(config, tensor), config.sharing * config.accumulators) + _SHOWN_OVERLAPPED * _TURN + factors
     shown = 1.0 if config.consumers * resident == 1 else _SHOWN_BY_BLOCK if by_block else _SHOWN_BY_ROW
-    return step_cycles(config) + shown * (config.accumulators + len(config.portions) * _TURN + factors)
+    return step_cycles(config, tensor) + shown * (config.accumulators + len(config.portions) * _TURN + factors)
 
 
-def cost_of(config: KernelConfig, splits: int, shape: Shape, multiprocessors: int) -> float:
-    """Return the predicted microseconds of a solution."""
+def cost_of(config: KernelConfig, splits: int, shape: Shape, multiprocessors: int, tensor: float = 1.0) -> float:
+    """Return the predicted microseconds of a solution.
+
+    *tensor* is the rate of an SM's tensor cores over that of the product fitted on.
+    """
     rows_a, rows_b = rows_of(config, shape)
     all_steps, resident, steps, tiles = _work(config, splits, shape, multiprocessors)
     # All CTAs of the SM load while other stages are in flight.
     loaded = max(_LATENCY / (config.stages * resident), config.stage_bytes / _SM)
-    cycles = promoted_cycles(config, shape.scale == "block", resident) if config.promoted else step_cycles(config)
+    by_block = shape.scale == "block"
+    cycles = promoted_cycles(config, by_block, resident, tensor) if config.promoted else step_cycles(config, tensor)
     cycles *= 1 + _WAITED * (config.cluster - 1)
     step = bound(cycles / _CYCLES_A_US, loaded)
     out = BYTES[shape.outdtype]

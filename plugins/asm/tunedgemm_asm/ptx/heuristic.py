@@ -6,10 +6,10 @@ import functools
 
 import attrs
 from tunedgemm.plugin import Device, Shape, Solution
-from tunedgemm.tools.launching import may_guess, scale_order
+from tunedgemm.tools.launching import may_guess, scale_order, stand_ins, unit_peak_over
 
 from tunedgemm_asm.limits import ceil_div
-from tunedgemm_asm.ptx.cost import cost_of
+from tunedgemm_asm.ptx.cost import FITTED_ON, cost_of
 from tunedgemm_asm.ptx.limits import MOST_SIZE, MOST_SPLITS, tiles_of, unfit
 from tunedgemm_asm.ptx.names import COLUMNS, SCALE_BLOCK, SIDE, KernelConfig
 from tunedgemm_asm.ptx.space import (
@@ -182,7 +182,8 @@ def _large(tiles: list[KernelConfig], shape: Shape, device: Device) -> list[Kern
 
 def _cost(config: KernelConfig, splits: int, shape: Shape, device: Device) -> float:
     """Return the predicted microseconds of a guess."""
-    return cost_of(config, splits, shape, max(1, device.cu_num)) * (_STORED_BY_TMA if config.panels else 1.0)
+    us = cost_of(config, splits, shape, max(1, device.cu_num), unit_peak_over(device, FITTED_ON))
+    return us * (_STORED_BY_TMA if config.panels else 1.0)
 
 
 def _splits(config: KernelConfig, shape: Shape, device: Device) -> list[int]:
@@ -192,8 +193,9 @@ def _splits(config: KernelConfig, shape: Shape, device: Device) -> list[int]:
 
 
 def _faster_untuned(shape: Shape, device: Device) -> bool:
-    """Check whether such products were measured to be faster than torch's without tuning."""
-    if not may_guess(device) or not any(each.has(shape, device) for each in _FASTER.get(shape.op, ())):
+    """Check whether such products are expected to be faster than torch's without tuning."""
+    places = ((shape, device), *stand_ins(shape, device))
+    if not may_guess(device) or not all(any(each.has(*place) for each in _FASTER.get(shape.op, ())) for place in places):
         return False
     if shape.op == "a16w16":
         deep = shape.n < _FEW_N and shape.k > _LARGE_K

@@ -9,9 +9,10 @@ from types import MappingProxyType
 
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
+from tunedgemm.tools.launching import unit_peak_over
 
 from tunedgemm_asm.limits import ceil_div
-from tunedgemm_asm.ptx.cost import cost_of
+from tunedgemm_asm.ptx.cost import FITTED_ON, cost_of
 from tunedgemm_asm.ptx.limits import MOST_SPLITS, shared_evenly, tiles_of, unfit, units_of
 from tunedgemm_asm.ptx.matrix import multiplies
 from tunedgemm_asm.ptx.names import LEAST_COLUMNS, SIDE, UNIT_B, KernelConfig, parse_name
@@ -182,7 +183,13 @@ def enumerate_candidates(shape: Shape, device: Device) -> list[Candidate]:
 
 def _guess(config: KernelConfig, splits: int, shape: Shape, device: Device) -> tuple[float, bool, str, int, KernelConfig]:
     """Return the sort key of a candidate, followed by its configuration."""
-    return cost_of(config, splits, shape, max(1, device.cu_num)), config.turns, config.name, splits, config
+    return (
+        cost_of(config, splits, shape, max(1, device.cu_num), unit_peak_over(device, FITTED_ON)),
+        config.turns,
+        config.name,
+        splits,
+        config,
+    )
 
 
 def enumerate_solutions(libtype: str, shape: Shape, device: Device) -> Iterator[Solution]:
