@@ -10,6 +10,8 @@ from tunedgemm.integrations import current_device, read
 from tunedgemm.plugin import device_of
 from tunedgemm.tools.files import artifact
 
+from tunedgemm_engines import ahead
+from tunedgemm_engines.phases import phase
 from tunedgemm_engines.routes import Route, routes, rows_of
 from tunedgemm_engines.rows import routing, untuned_sizes
 from tunedgemm_engines.start import spared
@@ -30,12 +32,14 @@ def compare_remembered(log: logging.Logger, engine: str, variable: str, digest: 
     """
 
     seconds = float(read(variable))
+    with phase("waiting for compilers"):
+        ahead.finish()
     key = f"gains {_MEASURE} {engine} {torch.__version__} {current_device()} {digest}"
     gains: dict[str, float] = {}
     with spared(log, "reading the gains of earlier starts"):
         gains |= json.loads(artifact(key, lambda: b"{}"))
     before = len(gains)
-    with spared(log, "timing the rows against the engine's kernels"):
+    with phase("timing"), spared(log, "timing the rows against the engine's kernels"):
         compare(seconds, gains)
     if len(gains) > before:
         with spared(log, "keeping the gains for the next start"):
@@ -60,7 +64,7 @@ def compare(seconds: float, gains: dict[str, float]) -> None:
         route.compared = seconds > 0 and route.theirs is not None and route.device.type == "cuda"
         route.untuned = frozenset()
         if route.compared:
-            with routing(f"a layer with {route.shape}"):
+            with phase("guesses"), routing(f"a layer with {route.shape}"):
                 device = device_of(route.device.index or 0)
                 rows, route.untuned = rows_of(route.shape, device), frozenset(untuned_sizes(route.shape, device))
                 sides += [(False, m, route) for m in rows] + [(True, m, route) for m in route.untuned]

@@ -8,6 +8,7 @@ are one op in compiled graphs, `product`; experts are inside an op of vLLM's (`v
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,9 +18,13 @@ import torch
 from tunedgemm import dispatcher
 from tunedgemm.integrations import define_op, equivalent_orders, logger, plain, with_order
 from tunedgemm.plugin import Device, Shape, device_of
+from tunedgemm.tools.files import artifact
 
+from tunedgemm_engines import ahead
+from tunedgemm_engines.phases import phase
+from tunedgemm_engines.rows import untuned_sizes
 from tunedgemm_engines.scales import TELLING_ROWS, at_m, explain_row, is_served
-from tunedgemm_engines.start import described
+from tunedgemm_engines.start import described, fingerprint
 
 #: A function of a layer's operands. For a linear layer: x, weight [N, K], scales of x, scales of
 #: the weight, bias; the last three may be None.
@@ -74,6 +79,7 @@ class Route:
     calls: dict[int, Product] = attrs.field(factory=dict)
     waiting: dict[int, int] | None = None
 
+    @phase("routing")
     def call_of(self, operands: tuple[Any, ...], m: int) -> Product:
         """Choose and cache the function for calls of M rows; during capture, count the calls."""
         call = self.calls.get(m)
@@ -95,7 +101,8 @@ class Route:
 
         def first(*operands: Any) -> torch.Tensor:
             try:
-                out = self.ours(*operands)
+                with phase("our kernels"):
+                    out = self.ours(*operands)
             except Exception as error:  # a kernel may raise anything
                 self.fail(m, error)
                 self.calls[m] = theirs
@@ -164,6 +171,8 @@ class Route:
 
 #: Routes by name.
 routes: dict[str, Route] = {}
+#: Shapes whose kernels `compile_ahead` has begun.
+_begun: set[Shape] = set()
 
 
 def _run(
@@ -199,9 +208,35 @@ def product(*operands: Any) -> torch.Tensor:
 
 def add_layer(route: Route, module: Any, name: str = "") -> Route:
     """Add a layer to the route of this name, which is this one if it is new; return the route."""
+    if route.name not in routes and route.device.type == "cuda":
+        compile_ahead(route.shape, device_of(route.device.index or 0))
     route = routes.setdefault(route.name, route)
     route.layers[name or getattr(module, "prefix", "") or f"layer {len(route.layers)}"] = weakref.ref(module)
     return route
+
+
+def compile_ahead(shape: Shape, device: Device) -> None:
+    """Begin to compile the kernels that start-up will run for a weight, unless an earlier start did.
+
+    An error is ignored, since the first calls compile what is missing, and report it.
+
+    Args:
+        shape: the route's shape, as known so far.
+        device: the device of the weight.
+    """
+    if device.index < 0 or shape in _begun:
+        return
+    _begun.add(shape)
+
+    def begun() -> bytes:
+        op_dispatcher, described = dispatcher(shape.op), attrs.evolve(device, index=-1)  # binds nothing
+        sizes = (*rows_of(shape, device), *untuned_sizes(shape, device))
+        found = [explain_row(op_dispatcher, at_m(shape, m), described) for m in sizes]
+        ahead.begin((device, explanation.shape, explanation.offer.solution) for explanation in found)
+        return b"begun"
+
+    with phase("compiling ahead"), contextlib.suppress(Exception):
+        artifact(f"compiled ahead {shape} {device} {device.versions} {fingerprint('')}", begun)
 
 
 def adds_bias(layer: Any) -> bool:

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from tunedgemm.integrations import touch
 
+from tunedgemm_engines.phases import phase
+
 #: Rounds per comparison, and least bytes of weights per graph: three times the largest L2 (60 MB).
 _ROUNDS, _BYTES = 9, 180 << 20
 #: Shortest sample in milliseconds: events resolve half a microsecond.
@@ -85,7 +87,10 @@ def faster(arms: Arms, ours: Callable[..., Any], theirs: Callable[..., Any], cal
 def _difference(ours: Callable[..., Any], theirs: Callable[..., Any], operands: tuple[Any, ...]) -> float:
     """Compute the relative difference of two outputs, infinite if one is not finite."""
     # Copies: an engine's kernel may return a workspace that the next call writes to.
-    out, expected = (function(*operands)[:_ROWS].to(torch.float32, copy=True) for function in (ours, theirs))
+    with phase("our first calls"):
+        out = ours(*operands)[:_ROWS].to(torch.float32, copy=True)
+    with phase("the engine's first calls"):
+        expected = theirs(*operands)[:_ROWS].to(torch.float32, copy=True)
     difference = float((out - expected).norm() / expected.norm().clamp(min=1e-30))
     return difference if math.isfinite(difference) else math.inf
 
@@ -97,10 +102,16 @@ def _captured(arms: Arms, function: Callable[..., Any], calls: Sequence[tuple[An
             function(*operands)
     torch.cuda.current_stream().wait_stream(arms.stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=arms.stream):
-        for operands in calls:
-            touch(operands[0])
-            function(*operands)
+    # Not `torch.cuda.graph`, which collects garbage and empties the cache, 50 ms in an engine.
+    torch.cuda.synchronize()
+    with torch.cuda.stream(arms.stream):
+        graph.capture_begin()
+        try:
+            for operands in calls:
+                touch(operands[0])
+                function(*operands)
+        finally:
+            graph.capture_end()
     return graph
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from tunedgemm import gemm_a8w8, gemm_a8w8_blockscale
-from tunedgemm.integrations import plain, with_order
+from tunedgemm.integrations import current_device, plain, with_order
 from tunedgemm.plugin import Shape
 from tunedgemm.tools.launching import short_dtype
 from vllm.model_executor.kernels import linear
@@ -22,9 +22,9 @@ from vllm.model_executor.kernels.linear.scaled_mm.BlockScaledMMLinearKernel impo
 from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import FP8ScaledMMLinearKernel
 from vllm.platforms import current_platform
 
-from tunedgemm_engines.routes import Route, add_layer, adds_bias, product
+from tunedgemm_engines.routes import Route, add_layer, adds_bias, compile_ahead, product
 from tunedgemm_engines.rows import forget_unrouted, record_unrouted, routing, unserved_reason
-from tunedgemm_engines.scales import one_a_row, order_made, scales_for_rows
+from tunedgemm_engines.scales import M_MAJOR, one_a_row, order_made, scales_for_rows
 from tunedgemm_engines.vllm_kernels import Everywhere, answering, chosen_by_vllm, prefer, replace_parameter
 
 _OUTPUTS = (torch.bfloat16, torch.float16)
@@ -109,8 +109,11 @@ class TunedGemmFp8Kernel(_Fp8, FP8ScaledMMLinearKernel):  # type: ignore[misc,un
             return "needs scales of the tensor, of tokens or of channels"
         if c.out_dtype not in _OUTPUTS or not (x.symmetric and weight.symmetric):
             return "needs symmetric scales and an output of bfloat16 or float16"
-        reason = unserved_reason("a8w8", *c.weight_shape, scale="tensor" if _both_of_tensors(c) else "row", dtype="fp8")
-        return reason or _unknown(linear._POSSIBLE_FP8_KERNELS, c)
+        scale = "tensor" if _both_of_tensors(c) else "row"
+        reason = unserved_reason("a8w8", *c.weight_shape, scale=scale, dtype="fp8") or _unknown(linear._POSSIBLE_FP8_KERNELS, c)
+        if not reason:
+            compile_ahead(_shape("a8w8", c, scale), current_device())
+        return reason
 
     def input_quant_key(self) -> Any:
         """Return the key of vLLM's kernel, or of static scales, whose activations a fused norm may quantise."""
@@ -196,6 +199,12 @@ class TunedGemmFp8Kernel(_Fp8, FP8ScaledMMLinearKernel):  # type: ignore[misc,un
         return out.view(*output_shape)
 
 
+def _shape(op: str, config: Any, scale: str) -> Shape:
+    """Return the shape at M = 1 of a layer that does not exist yet; a bias is unknown."""
+    (n, k), dtype = config.weight_shape, short_dtype(config.weight_quant_key.dtype)
+    return Shape(op, 1, n, k, dtype, outdtype=short_dtype(config.out_dtype), scale=scale)
+
+
 def _both_of_tensors(config: Any) -> bool:
     """Return whether x and the weight have one scale each; else both count as having one a row."""
     return all(key.scale.group_shape.is_per_tensor() for key in (config.activation_quant_key, config.weight_quant_key))
@@ -236,7 +245,10 @@ class TunedGemmFp8BlockKernel(_Fp8, Fp8BlockScaledMMLinearKernel):  # type: igno
         if config.out_dtype not in _OUTPUTS:
             return "needs an output of bfloat16 or float16"
         reason = unserved_reason("a8w8_blockscale", *config.weight_shape, scale="block", dtype="fp8")
-        return reason or _unknown(linear._POSSIBLE_FP8_BLOCK_KERNELS, config)
+        reason = reason or _unknown(linear._POSSIBLE_FP8_BLOCK_KERNELS, config)
+        if not reason:
+            compile_ahead(with_order(_shape("a8w8_blockscale", config, "block"), M_MAJOR), current_device())
+        return reason
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Process them by vLLM's kernel; route the layer if weight and scales are plain matrices then."""
@@ -257,16 +269,14 @@ class TunedGemmFp8BlockKernel(_Fp8, Fp8BlockScaledMMLinearKernel):  # type: igno
             record_unrouted(_REORDERED, getattr(layer, "prefix", ""))
             return
         with self._routing(layer):
-            self._route = add_layer(self._make_route(n, k, weight.device), layer).name
+            self._route = add_layer(self._make_route(k, weight.device), layer).name
             if self._theirs is not None:
                 self._theirs.apply_block_scaled_mm = self.apply_block_scaled_mm
                 _hand_back(layer, self)
 
-    def _make_route(self, n: int, k: int, device: torch.device) -> Route:
+    def _make_route(self, k: int, device: torch.device) -> Route:
         config, own = self.config, self._theirs
-        shape = Shape(
-            "a8w8_blockscale", 1, n, k, short_dtype(config.weight_quant_key.dtype), outdtype=short_dtype(config.out_dtype), scale="block"
-        )
+        shape = _shape("a8w8_blockscale", config, "block")
         vllms: Any = None if own is None else own.apply_block_scaled_mm
         wide = own is not None and not own.apply_input_quant  # FlashInfer's kernel quantises x itself
         if own is not None:
