@@ -57,6 +57,9 @@ class Route:
         failures: M (of the row, if any) -> error that a kernel raised.
         reasons: M -> why the engine's kernel serves it.
         calls: M -> the function that runs.
+        reference: computes the first columns in float32 by torch, to check outputs without the
+            engine's kernel, which has to compile; None to time against that.
+        trusted_to: largest M up to which ours serves, checked but not timed; 0 for none.
         waiting: M -> remaining calls of the engine's kernel before a row may serve; None during
             warm-up.
     """
@@ -77,6 +80,8 @@ class Route:
     failures: dict[int, str] = attrs.field(factory=dict)
     reasons: dict[int, str] = attrs.field(factory=dict)
     calls: dict[int, Product] = attrs.field(factory=dict)
+    reference: Product | None = None
+    trusted_to: int = 0
     waiting: dict[int, int] | None = None
 
     @phase("routing")
@@ -125,7 +130,7 @@ class Route:
 
         Most M of prefill occur once, and binding a kernel takes longer than the step it speeds up.
         """
-        if self.waiting is None:
+        if self.waiting is None or m <= self.trusted_to:
             return False
         remaining = self.waiting.setdefault(m, _STEPS * len(self.layers))
         self.waiting[m] = remaining - 1
@@ -134,6 +139,8 @@ class Route:
     def serves(self, m: int, device: Device) -> bool:
         """Check whether a row or an untuned kernel serves M and was faster than the engine's."""
         if self.theirs is None or dispatcher(self.shape.op).on_miss is not None:
+            return True
+        if m <= self.trusted_to and m not in self.failures:
             return True
         is_untuned = m in self.untuned
         row, reason = (m, "") if is_untuned else self.row_of(m, device)

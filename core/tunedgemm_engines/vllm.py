@@ -170,14 +170,17 @@ def _after_loading(theirs: Callable[..., None]) -> Callable[..., None]:
 
         from tunedgemm_engines.gains import compare_remembered
         from tunedgemm_engines.vllm_experts import route_experts
+        from tunedgemm_engines.vllm_warmup import skip_served
 
         with phase("tables"), spared(_log, "comparing the ranks' tables"):
             _publish()
-        layers = read(LAYERS)
+        layers, model = read(LAYERS), arguments[0] if arguments else named["model"]
         with phase("routing"), spared(_log, "routing experts"):
             if not layers or "experts" in layers:
-                route_experts(arguments[0] if arguments else named["model"])
+                route_experts(model)
         compare_remembered(_log, f"vLLM {vllm.__version__}", SECONDS, cache_factor())
+        with phase("summary"), spared(_log, "shortening the warm-up of DeepGEMM"):
+            skip_served(model)
 
     return process_weights_after_loading
 
@@ -191,10 +194,11 @@ def _after_warm_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
         from tunedgemm_engines.routes import end_warm_up, summary
         from tunedgemm_engines.rows import unrouted
+        from tunedgemm_engines.vllm_warmup import left_out
 
         with phase("summary"), spared(_log, "summing up the routes"):
             sizes = getattr(self.vllm_config.compilation_config, "cudagraph_capture_sizes", None) or [1]
-            for line in (*summary(sorted(sizes), current_device()), *unrouted()):
+            for line in (*summary(sorted(sizes), current_device()), *unrouted(), *left_out()):
                 _log.info("%s", line)
         with spared(_log, "reading the backends that --linear-backend names"):
             for line in other_names(self.vllm_config):

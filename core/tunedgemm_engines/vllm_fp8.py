@@ -22,6 +22,7 @@ from vllm.model_executor.kernels.linear.scaled_mm.BlockScaledMMLinearKernel impo
 from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import FP8ScaledMMLinearKernel
 from vllm.platforms import current_platform
 
+from tunedgemm_engines import vllm_warmup
 from tunedgemm_engines.routes import Route, add_layer, adds_bias, compile_ahead, product
 from tunedgemm_engines.rows import forget_unrouted, record_unrouted, routing, unserved_reason
 from tunedgemm_engines.scales import M_MAJOR, one_a_row, order_made, scales_for_rows
@@ -37,6 +38,8 @@ _AS_LOADED = (
     "CutlassFp8BlockScaledMMKernel", "B12xFp8BlockScaledMMKernel", "TritonFp8BlockScaledMMKernel",
     "BlockWiseTorchFP8ScaledMMLinearKernel", "AiterFp8BlockScaledMMKernel",
 )  # fmt: skip
+#: vLLM's kernel that compiles for each class of M at its first call.
+_COMPILING = "DeepGemmFp8BlockScaledMMKernel"
 #: Reasons why layers keep vLLM's kernels. Some methods of vLLM quantise at loading and bypass a
 #: kernel (0.20).
 _PASSED_BY = "vLLM does not hand their weights to its kernels after loading"
@@ -298,7 +301,11 @@ class TunedGemmFp8BlockKernel(_Fp8, Fp8BlockScaledMMLinearKernel):  # type: igno
         def operands(inputs: tuple[Any, ...], module: Any) -> tuple[Any, ...]:
             return inputs[0], plain(module.weight), inputs[1], plain(getattr(module, _scale_name(module))), None
 
-        return Route(f"{shape} {type(own).__name__}", shape, device, ours, theirs if vllms else None, inputs, operands)
+        compiles = type(own).__name__ == _COMPILING and vllm_warmup.skips()
+        return Route(
+            f"{shape} {type(own).__name__}", shape, device, ours, theirs if vllms else None, inputs, operands,
+            reference=_first_columns if compiles else None,
+        )  # fmt: skip
 
     def apply_weights(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None, **named: Any) -> torch.Tensor:
         """Multiply x [..., K] to [..., N], quantised as vLLM's kernel has it."""
@@ -310,6 +317,13 @@ class TunedGemmFp8BlockKernel(_Fp8, Fp8BlockScaledMMLinearKernel):  # type: igno
         """Multiply A [M, K] by the weight B [N, K], in the names of vLLM's signature."""
         out: torch.Tensor = product(A, B, As, Bs, None, self.config.out_dtype, self._route)
         return out
+
+
+def _first_columns(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, _: None) -> torch.Tensor:
+    """Compute the columns of the weight's first block in float32."""
+    k = x.shape[1]
+    wide = x.float() * xs.float().repeat_interleave(_BLOCK, 1)[:, :k]
+    return wide @ (weight[:_BLOCK].float() * ws[:1].float().repeat_interleave(_BLOCK, 1)[:, :k]).t()
 
 
 def _scale_name(layer: Any) -> str:
