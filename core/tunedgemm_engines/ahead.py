@@ -29,14 +29,17 @@ _SECONDS = 60.0
 #: The program of a process; the current folder could hold other modules of these names.
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from tunedgemm_engines.ahead import main; main()"
 
+_begun: set[Task] = set()
 _processes: list[subprocess.Popen[bytes]] = []
 
 
 def begin(tasks: Iterable[Task]) -> None:
-    """Compile in the background; do nothing without a free core."""
+    """Compile in the background what no earlier call began; do nothing without a free core."""
+    new = [task for task in tasks if task not in _begun]
+    _begun.update(new)
     shares: dict[int, list[Task]] = {}
     count = min(_PROCESSES, len(os.sched_getaffinity(0)) // _SHARE)
-    for task in tasks if count else ():  # one kernel of several M stays in one process
+    for task in new if count else ():  # one kernel of several M stays in one process
         shares.setdefault(zlib.crc32(str(task[2]).encode()) % count, []).append(task)
     for share in shares.values():
         with contextlib.suppress(OSError):  # no memory or processes: the first calls compile

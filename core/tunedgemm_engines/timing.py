@@ -114,16 +114,10 @@ def _captured(arms: Arms, function: Callable[..., Any], calls: Sequence[tuple[An
             function(*operands)
     torch.cuda.current_stream().wait_stream(arms.stream)
     graph = torch.cuda.CUDAGraph()
-    # Not `torch.cuda.graph`, which collects garbage and empties the cache, 50 ms in an engine.
-    torch.cuda.synchronize()
-    with torch.cuda.stream(arms.stream):
-        graph.capture_begin()
-        try:
-            for operands in calls:
-                touch(operands[0])
-                function(*operands)
-        finally:
-            graph.capture_end()
+    with torch.cuda.graph(graph, stream=arms.stream):
+        for operands in calls:
+            touch(operands[0])
+            function(*operands)
     return graph
 
 

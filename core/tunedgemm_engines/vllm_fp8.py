@@ -25,7 +25,7 @@ from vllm.platforms import current_platform
 from tunedgemm_engines import vllm_warmup
 from tunedgemm_engines.routes import Route, add_layer, adds_bias, compile_ahead, product
 from tunedgemm_engines.rows import forget_unrouted, record_unrouted, routing, unserved_reason
-from tunedgemm_engines.scales import M_MAJOR, one_a_row, order_made, scales_for_rows
+from tunedgemm_engines.scales import M_MAJOR_PADDED, one_a_row, order_made, scales_for_rows
 from tunedgemm_engines.vllm_kernels import Everywhere, answering, chosen_by_vllm, prefer, replace_parameter
 
 _OUTPUTS = (torch.bfloat16, torch.float16)
@@ -249,8 +249,8 @@ class TunedGemmFp8BlockKernel(_Fp8, Fp8BlockScaledMMLinearKernel):  # type: igno
             return "needs an output of bfloat16 or float16"
         reason = unserved_reason("a8w8_blockscale", *config.weight_shape, scale="block", dtype="fp8")
         reason = reason or _unknown(linear._POSSIBLE_FP8_BLOCK_KERNELS, config)
-        if not reason:
-            compile_ahead(with_order(_shape("a8w8_blockscale", config, "block"), M_MAJOR), current_device())
+        if not reason:  # DeepGEMM's order on Hopper; at M that four divides, CUTLASS's is the same
+            compile_ahead(with_order(_shape("a8w8_blockscale", config, "block"), M_MAJOR_PADDED), current_device())
         return reason
 
     def process_weights_after_loading(self, layer: Any) -> None:

@@ -97,7 +97,7 @@ def test_a_layer_without_a_route_keeps_its_warm_up(warmup, monkeypatch) -> None:
 
 
 def test_other_outputs_are_timed_and_warmed(warmup, monkeypatch) -> None:
-    """Without an agreement of the outputs nothing is trusted; an error of ours is no different."""
+    """Nothing is trusted where outputs differ, or where ours raises."""
     layer = Layer()
     route = routed(layer, error=0.2)
     assert compared(monkeypatch, {}) == [4096, *gains.UNTUNED_M] and route.trusted_to == 0
