@@ -33,12 +33,17 @@ _begun: set[Task] = set()
 _processes: list[subprocess.Popen[bytes]] = []
 
 
-def begin(tasks: Iterable[Task]) -> None:
-    """Compile in the background what no earlier call began; do nothing without a free core."""
+def begin(tasks: Iterable[Task], ranks: int = 1) -> None:
+    """Compile in the background what no earlier call began; do nothing without a free core.
+
+    Args:
+        tasks: the compilations.
+        ranks: processes of the engine, which share the cores.
+    """
     new = [task for task in tasks if task not in _begun]
     _begun.update(new)
     shares: dict[int, list[Task]] = {}
-    count = min(_PROCESSES, len(os.sched_getaffinity(0)) // _SHARE)
+    count = min(_PROCESSES, len(os.sched_getaffinity(0)) // (_SHARE * ranks))
     for task in new if count else ():  # one kernel of several M stays in one process
         shares.setdefault(zlib.crc32(str(task[2]).encode()) % count, []).append(task)
     for share in shares.values():

@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 import torch
+from torch import distributed
 from tunedgemm import dispatcher
 from tunedgemm.integrations import define_op, equivalent_orders, logger, plain, with_order
 from tunedgemm.plugin import Device, Shape, device_of
@@ -239,7 +240,8 @@ def compile_ahead(shape: Shape, device: Device) -> None:
         op_dispatcher, described = dispatcher(shape.op), attrs.evolve(device, index=-1)  # binds nothing
         sizes = (*rows_of(shape, device), *untuned_sizes(shape, device))
         found = [explain_row(op_dispatcher, at_m(shape, m), described) for m in sizes]
-        ahead.begin((device, explanation.shape, explanation.offer.solution) for explanation in found)
+        ranks = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+        ahead.begin(((device, explanation.shape, explanation.offer.solution) for explanation in found), ranks)
         return b"begun"
 
     with phase("compiling ahead"), contextlib.suppress(Exception):

@@ -42,8 +42,7 @@ def test_a_kernel_of_several_m_is_in_one_process(monkeypatch) -> None:
     assert 1 < len(shares) <= 6
     assert all(sum(task[2] == share[0][2] for task in share) == 2 for share in shares)
 
-    monkeypatch.setattr(ahead.os, "sched_getaffinity", lambda _: {0})
-    ahead.begin([(DEVICE, SHAPE, Solution("toy", "i"))])
+    ahead.begin([(DEVICE, SHAPE, Solution("toy", "i"))], ranks=8)
     assert not any(task[2].kernel_name == "i" for share in shares for task in share)
 
 
@@ -72,7 +71,7 @@ def test_a_shape_is_begun_once_and_not_at_the_next_start(monkeypatch, tmp_path) 
     """Kernels of all timed M begin at the first start; a later one finds the note in the cache."""
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path))
     begun: list[Any] = []
-    monkeypatch.setattr(ahead, "begin", lambda tasks: begun.append(sorted({shape.m for _, shape, _ in tasks})))
+    monkeypatch.setattr(ahead, "begin", lambda tasks, _ranks: begun.append(sorted({shape.m for _, shape, _ in tasks})))
     monkeypatch.setattr(routes, "rows_of", lambda _shape, _device: [1, 64])
     monkeypatch.setattr(routes, "untuned_sizes", lambda _shape, _device: [8])
     routes.compile_ahead(SHAPE, DEVICE)
