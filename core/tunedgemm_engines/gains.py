@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 import torch
+from tunedgemm import dispatcher
 from tunedgemm.integrations import current_device, read
 from tunedgemm.plugin import Device, device_of
 from tunedgemm.tools.files import artifact
@@ -15,6 +16,7 @@ from tunedgemm_engines import ahead
 from tunedgemm_engines.phases import phase
 from tunedgemm_engines.routes import Route, routes, rows_of
 from tunedgemm_engines.rows import UNTUNED_M, routing, untuned_sizes
+from tunedgemm_engines.scales import at_m, explain_row
 from tunedgemm_engines.start import spared
 from tunedgemm_engines.timing import Arms, difference_of, faster
 
@@ -95,7 +97,7 @@ def _trusted_to(route: Route, device: Device, gains: dict[str, float]) -> int:
     if route.reference is None or not layers:
         return 0
     if name not in gains:
-        if not all(m in route.untuned or route.row_of(m, device)[0] is not None for m in UNTUNED_M):
+        if not all(_has_kernel(route, m, device) for m in UNTUNED_M):
             return 0
         with torch.inference_mode():
             for m in UNTUNED_M:
@@ -107,6 +109,12 @@ def _trusted_to(route: Route, device: Device, gains: dict[str, float]) -> int:
                     return 0
         gains[name] = UNTUNED_M[-1]
     return int(gains[name])
+
+
+def _has_kernel(route: Route, m: int, device: Device) -> bool:
+    """Check whether a backend serves M; a row may name torch, the best without the engine's kernel alone."""
+    served = m in route.untuned or route.row_of(m, device)[0] is not None
+    return served and explain_row(dispatcher(route.shape.op), at_m(route.shape, m), device).libtype != "torch"
 
 
 def _alive(route: Route) -> list[Any]:

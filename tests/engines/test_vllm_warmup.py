@@ -2,7 +2,7 @@
 
 import sys
 import weakref
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,11 +54,14 @@ def routed(layer: Layer, error: float = 0.0) -> routes.Route:
     return route
 
 
-def compared(monkeypatch, known: dict[str, float]) -> list[int]:
+def compared(monkeypatch, known: dict[str, float], **libtypes: str) -> list[int]:
     """Compare all routes as on a GPU that serves every M untuned; return the M that are timed."""
     timed: list[int] = []
     monkeypatch.setattr(gains, "rows_of", lambda _shape, _device: [4096])
     monkeypatch.setattr(gains, "untuned_sizes", lambda _shape, _device: list(gains.UNTUNED_M))
+    monkeypatch.setattr(
+        gains, "explain_row", lambda _dispatcher, shape, _device: SimpleNamespace(libtype=libtypes.get(f"m{shape.m}", "asm"))
+    )
     monkeypatch.setattr(gains, "device_of", lambda _index: current_device())
     monkeypatch.setattr(gains, "Arms", lambda seconds: type("Arms", (), {"spent": seconds <= 0})())
     monkeypatch.setattr(gains, "faster", lambda _arms, _ours, _theirs, calls, _tolerance: timed.append(len(calls[0][0])) or 1.5)
@@ -105,6 +108,13 @@ def test_other_outputs_are_timed_and_warmed(warmup, monkeypatch) -> None:
     assert len(compared(monkeypatch, {})) > 1 and route.trusted_to == 0
     vllm_warmup.skip_served(torch.nn.ModuleList([layer]))
     assert warmup._get_fp8_gemm_nt_m_values(layer.weight, 8192) == M
+
+
+def test_torch_is_timed(warmup, monkeypatch) -> None:
+    """A row that names torch, which DeepGEMM may beat, is timed against it."""
+    layer = Layer()
+    route = routed(layer)
+    assert compared(monkeypatch, {}, m8="torch") == [4096, *gains.UNTUNED_M] and route.trusted_to == 0
 
 
 def test_a_failure_returns_to_the_engine(warmup, monkeypatch) -> None:
