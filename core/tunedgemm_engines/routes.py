@@ -25,7 +25,7 @@ from tunedgemm_engines import ahead
 from tunedgemm_engines.phases import phase
 from tunedgemm_engines.rows import untuned_sizes
 from tunedgemm_engines.scales import TELLING_ROWS, at_m, explain_row, is_served
-from tunedgemm_engines.start import described, fingerprint
+from tunedgemm_engines.start import described, plugins
 
 #: A function of a layer's operands. For a linear layer: x, weight [N, K], scales of x, scales of
 #: the weight, bias; the last three may be None.
@@ -245,7 +245,8 @@ def compile_ahead(shape: Shape, device: Device) -> None:
         return b"begun"
 
     with phase("compiling ahead"), contextlib.suppress(Exception):
-        artifact(f"compiled ahead {shape} {device} {device.versions} {fingerprint('')}", begun)
+        tables = f"{dispatcher(shape.op).table.fingerprint()} {dispatcher(shape.op).settings.untuned}"  # of one op: all take 50 ms
+        artifact(f"compiled ahead {shape} {device} {device.versions} {plugins()} {tables}", begun)
 
 
 def adds_bias(layer: Any) -> bool:

@@ -50,7 +50,7 @@ def described(error: Exception) -> str:
 
 
 @functools.cache
-def _plugins() -> list[str]:
+def plugins() -> list[str]:
     """List the installed backends and their versions; scanning all distributions takes 40 ms."""
     from importlib.metadata import entry_points
 
@@ -63,7 +63,7 @@ def fingerprint(switch: str) -> str:
     from tunedgemm.tools.tables import ops
 
     parts = [__version__, switch]
-    parts += _plugins()
+    parts += plugins()
     for op in ops():
         try:
             op_dispatcher = dispatcher(op)
