@@ -122,10 +122,10 @@ class Arm:
         matching = [line for line in lines if any(word in line for word in words) and "server_args=" not in line and "it/s" not in line]
         print(f"{self.model} {self.name}:", *(f"  | {line[:400]}" for line in matching[-count:]), sep="\n", flush=True)
 
-    def close(self) -> None:
-        """Let the engine end."""
+    def close(self, patience: float = 10) -> None:
+        """Let the engine end; kill it after some seconds."""
         self._pipe.close()
-        self._process.join(10)
+        self._process.join(patience)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.join()

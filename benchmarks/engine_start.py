@@ -94,7 +94,7 @@ def start_all(
             keep({"model": arm.model, "arm": arm.name, "start": which, "round": turn, "gpu": gpu, "seconds": seconds, **figures_of(log)})
     finally:
         for _, arm in arms:
-            arm.close()
+            arm.close(1)
 
 
 def summary(rows: list[dict[str, Any]]) -> list[str]:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
+from typing import Any
 
 import torch
+from tunedgemm import dispatcher
 from tunedgemm.integrations import current_device, read
-from tunedgemm.plugin import device_of
+from tunedgemm.plugin import Device, device_of
 from tunedgemm.tools.files import artifact
 
+from tunedgemm_engines import ahead
+from tunedgemm_engines.phases import phase
 from tunedgemm_engines.routes import Route, routes, rows_of
-from tunedgemm_engines.rows import routing, untuned_sizes
+from tunedgemm_engines.rows import UNTUNED_M, routing, untuned_sizes
+from tunedgemm_engines.scales import at_m, explain_row
 from tunedgemm_engines.start import spared
-from tunedgemm_engines.timing import Arms, faster
+from tunedgemm_engines.timing import Arms, difference_of, faster
 
 #: Version of the measurement method; stored gains of other versions are not used.
 _MEASURE = "2"
@@ -30,12 +35,14 @@ def compare_remembered(log: logging.Logger, engine: str, variable: str, digest: 
     """
 
     seconds = float(read(variable))
+    with phase("waiting for compilers"):
+        ahead.finish()
     key = f"gains {_MEASURE} {engine} {torch.__version__} {current_device()} {digest}"
     gains: dict[str, float] = {}
     with spared(log, "reading the gains of earlier starts"):
         gains |= json.loads(artifact(key, lambda: b"{}"))
     before = len(gains)
-    with spared(log, "timing the rows against the engine's kernels"):
+    with phase("timing"), spared(log, "timing the rows against the engine's kernels"):
         compare(seconds, gains)
     if len(gains) > before:
         with spared(log, "keeping the gains for the next start"):
@@ -58,12 +65,14 @@ def compare(seconds: float, gains: dict[str, float]) -> None:
         route.failures.clear()
         route.waiting = None
         route.compared = seconds > 0 and route.theirs is not None and route.device.type == "cuda"
-        route.untuned = frozenset()
+        route.untuned, route.trusted_to = frozenset(), 0
         if route.compared:
-            with routing(f"a layer with {route.shape}"):
+            with phase("guesses"), routing(f"a layer with {route.shape}"):
                 device = device_of(route.device.index or 0)
                 rows, route.untuned = rows_of(route.shape, device), frozenset(untuned_sizes(route.shape, device))
-                sides += [(False, m, route) for m in rows] + [(True, m, route) for m in route.untuned]
+                route.trusted_to = _trusted_to(route, device, gains)
+                timed = [(False, m, route) for m in rows] + [(True, m, route) for m in route.untuned]
+                sides += [side for side in timed if side[1] > route.trusted_to]
     arms: Arms | None = None
     for is_untuned, m, route in sorted(sides, key=lambda side: side[:2]):
         name = f"{route.name} M={m}" + " untuned" * is_untuned
@@ -79,9 +88,43 @@ def compare(seconds: float, gains: dict[str, float]) -> None:
             route.verdicts[m] = gain
 
 
+def _trusted_to(route: Route, device: Device, gains: dict[str, float]) -> int:
+    """Return the largest M up to which ours needs no timing, after a check of its outputs; 0 for none.
+
+    To time an engine's kernel that compiles at its first call takes longer than all else.
+    """
+    name, layers = f"{route.name} trusted", _alive(route)
+    if route.reference is None or not layers:
+        return 0
+    if name not in gains:
+        if not all(_has_kernel(route, m, device) for m in UNTUNED_M):
+            return 0
+        with torch.inference_mode():
+            for m in UNTUNED_M:
+                try:
+                    difference = difference_of(route.ours, route.reference, route.operands(route.inputs(m), layers[0]), "checks")
+                except Exception:  # a kernel may raise anything; timing reports it
+                    return 0
+                if not difference <= route.tolerance:
+                    return 0
+        gains[name] = UNTUNED_M[-1]
+    return int(gains[name])
+
+
+def _has_kernel(route: Route, m: int, device: Device) -> bool:
+    """Check whether a backend serves M; a row may name torch, the best without the engine's kernel alone."""
+    served = m in route.untuned or route.row_of(m, device)[0] is not None
+    return served and explain_row(dispatcher(route.shape.op), at_m(route.shape, m), device).libtype != "torch"
+
+
+def _alive(route: Route) -> list[Any]:
+    """Return the layers of a route that still exist."""
+    return [layer for layer in (ref() for ref in route.layers.values()) if layer is not None]
+
+
 def _measured(arms: Arms, route: Route, m: int) -> float | None:
     """Return a route's gain at M; None if no layer is left or a kernel failed."""
-    layers = [layer for layer in (ref() for ref in route.layers.values()) if layer is not None]
+    layers = _alive(route)
     if not layers or route.theirs is None:
         return None
     try:

@@ -8,18 +8,24 @@ are one op in compiled graphs, `product`; experts are inside an op of vLLM's (`v
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
 import torch
+from torch import distributed
 from tunedgemm import dispatcher
 from tunedgemm.integrations import define_op, equivalent_orders, logger, plain, with_order
 from tunedgemm.plugin import Device, Shape, device_of
+from tunedgemm.tools.files import artifact
 
+from tunedgemm_engines import ahead
+from tunedgemm_engines.phases import phase
+from tunedgemm_engines.rows import untuned_sizes
 from tunedgemm_engines.scales import TELLING_ROWS, at_m, explain_row, is_served
-from tunedgemm_engines.start import described
+from tunedgemm_engines.start import described, plugins
 
 #: A function of a layer's operands. For a linear layer: x, weight [N, K], scales of x, scales of
 #: the weight, bias; the last three may be None.
@@ -52,6 +58,9 @@ class Route:
         failures: M (of the row, if any) -> error that a kernel raised.
         reasons: M -> why the engine's kernel serves it.
         calls: M -> the function that runs.
+        reference: computes the first columns in float32 by torch, to check outputs without the
+            engine's kernel, which has to compile; None to time against that.
+        trusted_to: largest M up to which ours serves, checked but not timed; 0 for none.
         waiting: M -> remaining calls of the engine's kernel before a row may serve; None during
             warm-up.
     """
@@ -72,8 +81,11 @@ class Route:
     failures: dict[int, str] = attrs.field(factory=dict)
     reasons: dict[int, str] = attrs.field(factory=dict)
     calls: dict[int, Product] = attrs.field(factory=dict)
+    reference: Product | None = None
+    trusted_to: int = 0
     waiting: dict[int, int] | None = None
 
+    @phase("routing")
     def call_of(self, operands: tuple[Any, ...], m: int) -> Product:
         """Choose and cache the function for calls of M rows; during capture, count the calls."""
         call = self.calls.get(m)
@@ -95,7 +107,8 @@ class Route:
 
         def first(*operands: Any) -> torch.Tensor:
             try:
-                out = self.ours(*operands)
+                with phase("our kernels"):
+                    out = self.ours(*operands)
             except Exception as error:  # a kernel may raise anything
                 self.fail(m, error)
                 self.calls[m] = theirs
@@ -118,7 +131,7 @@ class Route:
 
         Most M of prefill occur once, and binding a kernel takes longer than the step it speeds up.
         """
-        if self.waiting is None:
+        if self.waiting is None or m <= self.trusted_to:
             return False
         remaining = self.waiting.setdefault(m, _STEPS * len(self.layers))
         self.waiting[m] = remaining - 1
@@ -127,6 +140,8 @@ class Route:
     def serves(self, m: int, device: Device) -> bool:
         """Check whether a row or an untuned kernel serves M and was faster than the engine's."""
         if self.theirs is None or dispatcher(self.shape.op).on_miss is not None:
+            return True
+        if m <= self.trusted_to and m not in self.failures:
             return True
         is_untuned = m in self.untuned
         row, reason = (m, "") if is_untuned else self.row_of(m, device)
@@ -164,6 +179,8 @@ class Route:
 
 #: Routes by name.
 routes: dict[str, Route] = {}
+#: Shapes whose kernels `compile_ahead` has begun.
+_begun: set[Shape] = set()
 
 
 def _run(
@@ -199,9 +216,37 @@ def product(*operands: Any) -> torch.Tensor:
 
 def add_layer(route: Route, module: Any, name: str = "") -> Route:
     """Add a layer to the route of this name, which is this one if it is new; return the route."""
+    if route.name not in routes and route.device.type == "cuda":
+        compile_ahead(route.shape, device_of(route.device.index or 0))
     route = routes.setdefault(route.name, route)
     route.layers[name or getattr(module, "prefix", "") or f"layer {len(route.layers)}"] = weakref.ref(module)
     return route
+
+
+def compile_ahead(shape: Shape, device: Device) -> None:
+    """Begin to compile the kernels that start-up will run for a weight, unless an earlier start did.
+
+    An error is ignored, since the first calls compile what is missing, and report it.
+
+    Args:
+        shape: the route's shape, as known so far.
+        device: the device of the weight.
+    """
+    if device.index < 0 or shape in _begun:
+        return
+    _begun.add(shape)
+
+    def begun() -> bytes:
+        op_dispatcher, described = dispatcher(shape.op), attrs.evolve(device, index=-1)  # binds nothing
+        sizes = (*rows_of(shape, device), *untuned_sizes(shape, device))
+        found = [explain_row(op_dispatcher, at_m(shape, m), described) for m in sizes]
+        ranks = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+        ahead.begin(((device, explanation.shape, explanation.offer.solution) for explanation in found), ranks)
+        return b"begun"
+
+    with phase("compiling ahead"), contextlib.suppress(Exception):
+        tables = f"{dispatcher(shape.op).table.fingerprint()} {dispatcher(shape.op).settings.untuned}"  # of one op: all take 50 ms
+        artifact(f"compiled ahead {shape} {device} {device.versions} {plugins()} {tables}", begun)
 
 
 def adds_bias(layer: Any) -> bool:

@@ -14,6 +14,7 @@ from tunedgemm import dispatcher
 from tunedgemm.integrations import current_device, offers, with_order
 from tunedgemm.plugin import Device, Shape, device_of
 
+from tunedgemm_engines.phases import phase
 from tunedgemm_engines.scales import M_MAJOR, at_m
 from tunedgemm_engines.start import described
 
@@ -30,6 +31,7 @@ _DTYPES = {"": "bf16", "fp8": "fp8_e4m3fn"}
 _unrouted: dict[str, list[str]] = {}
 
 
+@phase("routing")
 def unserved_reason(op: str, n: int, k: int, *, scale: str = "none", dtype: str = "", layer: str = "") -> str:
     """Return why a layer keeps the engine's kernel; "" if it is routed.
 
@@ -70,7 +72,8 @@ def untuned_sizes(shape: Shape, device: Device) -> list[int]:
 def routing(layer: str) -> Iterator[None]:
     """Record an error within the context as the reason why a layer keeps the engine's kernel."""
     try:
-        yield
+        with phase("routing"):
+            yield
     except Exception as error:  # a plugin, or an engine of another form, may raise anything
         record_unrouted(f"routing failed ({described(error)})", layer)
 

@@ -16,7 +16,7 @@ from tunedgemm.plugin import Device, Shape, device_of
 from tunedgemm.tools.launching import scale_order
 
 #: Orders of scales, by their words in tables.
-ROW, M_MAJOR = "row", "m_major"
+ROW, M_MAJOR, M_MAJOR_PADDED = "row", "m_major", "m_major_padded"
 #: M at which all orders have different strides: more than one, and not a multiple of four.
 TELLING_ROWS = 5
 

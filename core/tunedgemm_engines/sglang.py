@@ -10,15 +10,20 @@ faster.
 from __future__ import annotations
 
 import pkgutil
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from tunedgemm.integrations import logger, read_switch
 
+from tunedgemm_engines import BEGUN
+from tunedgemm_engines.phases import add, phase, report
 from tunedgemm_engines.start import fingerprint, is_supported_version, spared
 
 # Routing modules are imported late: SGLang loads this module in all its processes, on or off.
+
+add("imports", time.perf_counter() - BEGUN)
 
 #: SGLang prints the messages of loggers below its root logger.
 _log = logger("sglang.tunedgemm")
@@ -75,7 +80,7 @@ def _load_model(theirs: Callable[..., Any], runner: Any, *arguments: Any, **name
     from tunedgemm_engines.gains import compare_remembered
     from tunedgemm_engines.sglang_layers import route_layers
 
-    with spared(_log, "routing layers"):
+    with phase("routing"), spared(_log, "routing layers"):
         route_layers(runner.model, runner.dtype)
     compare_remembered(_log, f"SGLang {sglang.__version__}", SECONDS, fingerprint("1"))
     return result
@@ -89,10 +94,11 @@ def _init_cuda_graphs(theirs: Callable[..., Any], runner: Any, *arguments: Any, 
     from tunedgemm_engines.routes import end_warm_up, summary
     from tunedgemm_engines.rows import unrouted
 
-    with spared(_log, "summing up the routes"):
+    with phase("summary"), spared(_log, "summing up the routes"):
         sizes = getattr(getattr(runner, "decode_cuda_graph_runner", None), "capture_bs", None) or [1]
         for line in (*summary(sorted(sizes), current_device(), "SGLang", ""), *unrouted("SGLang")):
             _log.info("%s", line)
-    with spared(_log, "ending the warm-up"):
+    with phase("summary"), spared(_log, "ending the warm-up"):
         end_warm_up(current_device())
+    _log.info("%s", report())
     return result

@@ -7,6 +7,7 @@ the engine.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 from collections.abc import Iterator
@@ -48,15 +49,21 @@ def described(error: Exception) -> str:
     return printable_line(f"{error}" if isinstance(error, UserError) else f"{type(error).__name__}: {error}")[:_LONGEST]
 
 
-def fingerprint(switch: str) -> str:
-    """Digest all that determines kernels: version, switch, plugins, tables, shape capture."""
+@functools.cache
+def plugins() -> list[str]:
+    """List the installed backends and their versions; scanning all distributions takes 40 ms."""
     from importlib.metadata import entry_points
 
+    return sorted(f"{point.name} {point.dist and point.dist.version}" for point in entry_points(group="tunedgemm.backends"))
+
+
+def fingerprint(switch: str) -> str:
+    """Digest all that determines kernels: version, switch, plugins, tables, shape capture."""
     from tunedgemm import __version__, dispatcher
     from tunedgemm.tools.tables import ops
 
     parts = [__version__, switch]
-    parts += sorted(f"{point.name} {point.dist and point.dist.version}" for point in entry_points(group="tunedgemm.backends"))
+    parts += plugins()
     for op in ops():
         try:
             op_dispatcher = dispatcher(op)

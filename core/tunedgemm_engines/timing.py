@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from tunedgemm.integrations import touch
 
+from tunedgemm_engines.phases import phase
+
 #: Rounds per comparison, and least bytes of weights per graph: three times the largest L2 (60 MB).
 _ROUNDS, _BYTES = 9, 180 << 20
 #: Shortest sample in milliseconds: events resolve half a microsecond.
@@ -63,7 +65,7 @@ def faster(arms: Arms, ours: Callable[..., Any], theirs: Callable[..., Any], cal
     few = calls[: max(2, -(-_BYTES // size))]
     try:
         with torch.inference_mode():
-            if not (difference := _difference(ours, theirs, few[0])) <= tolerance:
+            if not (difference := difference_of(ours, theirs, few[0])) <= tolerance:
                 return -difference
             torch.cuda.synchronize()
             start = time.monotonic()
@@ -82,10 +84,25 @@ def faster(arms: Arms, ours: Callable[..., Any], theirs: Callable[..., Any], cal
     return gain if gain >= _NOISE else min(gain, 1.0)
 
 
-def _difference(ours: Callable[..., Any], theirs: Callable[..., Any], operands: tuple[Any, ...]) -> float:
-    """Compute the relative difference of two outputs, infinite if one is not finite."""
+def difference_of(
+    ours: Callable[..., Any], theirs: Callable[..., Any], operands: tuple[Any, ...], called: str = "the engine's first calls"
+) -> float:
+    """Compute the relative difference of two outputs, in the columns that both have.
+
+    Args:
+        ours, theirs: functions of the operands.
+        operands: of the call.
+        called: the phase that the time of *theirs* counts for.
+
+    Returns:
+        The difference, infinite if one is not finite.
+    """
     # Copies: an engine's kernel may return a workspace that the next call writes to.
-    out, expected = (function(*operands)[:_ROWS].to(torch.float32, copy=True) for function in (ours, theirs))
+    with phase("our first calls"):
+        out = ours(*operands)[:_ROWS].to(torch.float32, copy=True)
+    with phase(called):
+        expected = theirs(*operands)[:_ROWS].to(torch.float32, copy=True)
+    out = out[..., : expected.shape[-1]]
     difference = float((out - expected).norm() / expected.norm().clamp(min=1e-30))
     return difference if math.isfinite(difference) else math.inf
 

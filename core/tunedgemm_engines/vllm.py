@@ -15,16 +15,21 @@ import hashlib
 import importlib
 import os
 import sys
+import time
 from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 from tunedgemm.integrations import logger, read, read_switch
 
+from tunedgemm_engines import BEGUN
+from tunedgemm_engines.phases import add, phase, report
 from tunedgemm_engines.start import fingerprint, spared, unknown_version
 from tunedgemm_engines.vllm_backend import LAYERS, TAKES_NAME, offer_name, other_names, with_named
 
 # Routing modules are imported late: vLLM loads this module in all its processes, on or off.
+
+add("imports", time.perf_counter() - BEGUN)
 
 #: vLLM prints the messages of loggers below its root logger.
 _log = logger("vllm.tunedgemm")
@@ -60,7 +65,7 @@ def register() -> None:
     if _registered or not switch:
         return
     _registered = True
-    with spared(_log, "registering"):  # vLLM would not start
+    with phase("registering"), spared(_log, "registering"):  # vLLM would not start
         _install(switch, read(LAYERS))
 
 
@@ -85,6 +90,7 @@ def _install(switch: str, layers: Collection[str]) -> None:
     for module, name in PLAIN if not layers or "unquantized" in layers else ():
         _replace((module, name, "process_weights_after_loading"), _plain_loaded)
         _replace((module, name, "apply"), _plain_apply)
+        _replace((module, name, "create_weights"), _plain_created)
     for module_name, kinds in _KERNELS.items():
         wanted = [kind for kind in kinds if not layers or kind in layers]
         layer_kind = f"{', '.join(kinds)} layers"
@@ -149,7 +155,8 @@ def _hash(theirs: Callable[..., str]) -> Callable[..., str]:
 
     def compute_hash(self: Any, *arguments: Any, **named: Any) -> str:
         digest = theirs(self, *arguments, **named)
-        return hashlib.sha256(f"{digest} {cache_factor()}".encode()).hexdigest()[: len(digest)]
+        with phase("tables"):
+            return hashlib.sha256(f"{digest} {cache_factor()}".encode()).hexdigest()[: len(digest)]
 
     return compute_hash
 
@@ -163,14 +170,17 @@ def _after_loading(theirs: Callable[..., None]) -> Callable[..., None]:
 
         from tunedgemm_engines.gains import compare_remembered
         from tunedgemm_engines.vllm_experts import route_experts
+        from tunedgemm_engines.vllm_warmup import skip_served
 
-        with spared(_log, "comparing the ranks' tables"):
+        with phase("tables"), spared(_log, "comparing the ranks' tables"):
             _publish()
-        layers = read(LAYERS)
-        with spared(_log, "routing experts"):
+        layers, model = read(LAYERS), arguments[0] if arguments else named["model"]
+        with phase("routing"), spared(_log, "routing experts"):
             if not layers or "experts" in layers:
-                route_experts(arguments[0] if arguments else named["model"])
+                route_experts(model)
         compare_remembered(_log, f"vLLM {vllm.__version__}", SECONDS, cache_factor())
+        with phase("summary"), spared(_log, "shortening the warm-up of DeepGEMM"):
+            skip_served(model)
 
     return process_weights_after_loading
 
@@ -184,10 +194,11 @@ def _after_warm_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
         from tunedgemm_engines.routes import end_warm_up, summary
         from tunedgemm_engines.rows import unrouted
+        from tunedgemm_engines.vllm_warmup import left_out
 
-        with spared(_log, "summing up the routes"):
+        with phase("summary"), spared(_log, "summing up the routes"):
             sizes = getattr(self.vllm_config.compilation_config, "cudagraph_capture_sizes", None) or [1]
-            for line in (*summary(sorted(sizes), current_device()), *unrouted()):
+            for line in (*summary(sorted(sizes), current_device()), *unrouted(), *left_out()):
                 _log.info("%s", line)
         with spared(_log, "reading the backends that --linear-backend names"):
             for line in other_names(self.vllm_config):
@@ -195,8 +206,9 @@ def _after_warm_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
         with spared(_log, "comparing the ranks' tables"):
             for line in _differing():
                 _log.warning("%s", line)
-        with spared(_log, "ending the warm-up"):
+        with phase("summary"), spared(_log, "ending the warm-up"):
             end_warm_up(current_device())
+        _log.info("%s", report())
         return result
 
     return compile_or_warm_up_model
@@ -232,14 +244,30 @@ def _differing() -> list[str]:
     return [f"tunedgemm: ranks have different tables or backends ({ranks}); give all ranks the same"]
 
 
+def _plain_created(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``create_weights`` of 16 bits to compile kernels while vLLM loads the weights."""
+    from tunedgemm.integrations import current_device
+    from tunedgemm.plugin import Shape
+    from tunedgemm.tools.launching import short_dtype
+
+    from tunedgemm_engines.routes import compile_ahead
+
+    def create_weights(self: Any, layer: Any, *arguments: Any, **named: Any) -> Any:
+        result = theirs(self, layer, *arguments, **named)
+        if _is_matrix(layer) and layer.weight.dtype in (torch.bfloat16, torch.float16):
+            (n, k), dtype = layer.weight.shape, short_dtype(layer.weight.dtype)
+            compile_ahead(Shape("a16w16", 1, n, k, dtype), current_device())
+        return result
+
+    return create_weights
+
+
 def _plain_loaded(theirs: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``process_weights_after_loading`` of 16 bits to route layers with rows, without packing."""
     from tunedgemm_engines.rows import record_unrouted, routing, unserved_reason
 
     def process_weights_after_loading(self: Any, layer: Any) -> None:
-        weight = getattr(layer, "weight", None)
-        matrix = isinstance(weight, torch.Tensor) and weight.dim() == 2 and not weight.is_meta
-        matrix = matrix and type(layer).__name__ != "VocabParallelEmbedding"  # looked up, never multiplied
+        matrix = _is_matrix(layer)
         layer.tunedgemm_route, name = "", getattr(layer, "prefix", "")
         named = _named_backend(self)
         if matrix and named:
@@ -251,6 +279,13 @@ def _plain_loaded(theirs: Callable[..., Any]) -> Callable[..., Any]:
             theirs(self, layer)
 
     return process_weights_after_loading
+
+
+def _is_matrix(layer: Any) -> bool:
+    """Check whether a layer multiplies by its weight; a plain embedding is only looked up."""
+    weight = getattr(layer, "weight", None)
+    matrix = isinstance(weight, torch.Tensor) and weight.dim() == 2 and not weight.is_meta
+    return matrix and type(layer).__name__ != "VocabParallelEmbedding"
 
 
 def _named_backend(method: Any) -> str:

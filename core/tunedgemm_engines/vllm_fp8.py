@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from tunedgemm import gemm_a8w8, gemm_a8w8_blockscale
-from tunedgemm.integrations import plain, with_order
+from tunedgemm.integrations import current_device, plain, with_order
 from tunedgemm.plugin import Shape
 from tunedgemm.tools.launching import short_dtype
 from vllm.model_executor.kernels import linear
@@ -22,9 +22,10 @@ from vllm.model_executor.kernels.linear.scaled_mm.BlockScaledMMLinearKernel impo
 from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import FP8ScaledMMLinearKernel
 from vllm.platforms import current_platform
 
-from tunedgemm_engines.routes import Route, add_layer, adds_bias, product
+from tunedgemm_engines import vllm_warmup
+from tunedgemm_engines.routes import Route, add_layer, adds_bias, compile_ahead, product
 from tunedgemm_engines.rows import forget_unrouted, record_unrouted, routing, unserved_reason
-from tunedgemm_engines.scales import one_a_row, order_made, scales_for_rows
+from tunedgemm_engines.scales import M_MAJOR_PADDED, one_a_row, order_made, scales_for_rows
 from tunedgemm_engines.vllm_kernels import Everywhere, answering, chosen_by_vllm, prefer, replace_parameter
 
 _OUTPUTS = (torch.bfloat16, torch.float16)
@@ -37,6 +38,8 @@ _AS_LOADED = (
     "CutlassFp8BlockScaledMMKernel", "B12xFp8BlockScaledMMKernel", "TritonFp8BlockScaledMMKernel",
     "BlockWiseTorchFP8ScaledMMLinearKernel", "AiterFp8BlockScaledMMKernel",
 )  # fmt: skip
+#: vLLM's kernel that compiles for each class of M at its first call.
+_COMPILING = "DeepGemmFp8BlockScaledMMKernel"
 #: Reasons why layers keep vLLM's kernels. Some methods of vLLM quantise at loading and bypass a
 #: kernel (0.20).
 _PASSED_BY = "vLLM does not hand their weights to its kernels after loading"
@@ -109,8 +112,11 @@ class TunedGemmFp8Kernel(_Fp8, FP8ScaledMMLinearKernel):  # type: ignore[misc,un
             return "needs scales of the tensor, of tokens or of channels"
         if c.out_dtype not in _OUTPUTS or not (x.symmetric and weight.symmetric):
             return "needs symmetric scales and an output of bfloat16 or float16"
-        reason = unserved_reason("a8w8", *c.weight_shape, scale="tensor" if _both_of_tensors(c) else "row", dtype="fp8")
-        return reason or _unknown(linear._POSSIBLE_FP8_KERNELS, c)
+        scale = "tensor" if _both_of_tensors(c) else "row"
+        reason = unserved_reason("a8w8", *c.weight_shape, scale=scale, dtype="fp8") or _unknown(linear._POSSIBLE_FP8_KERNELS, c)
+        if not reason:
+            compile_ahead(_shape("a8w8", c, scale), current_device())
+        return reason
 
     def input_quant_key(self) -> Any:
         """Return the key of vLLM's kernel, or of static scales, whose activations a fused norm may quantise."""
@@ -196,6 +202,12 @@ class TunedGemmFp8Kernel(_Fp8, FP8ScaledMMLinearKernel):  # type: ignore[misc,un
         return out.view(*output_shape)
 
 
+def _shape(op: str, config: Any, scale: str) -> Shape:
+    """Return the shape at M = 1 of a layer that does not exist yet; a bias is unknown."""
+    (n, k), dtype = config.weight_shape, short_dtype(config.weight_quant_key.dtype)
+    return Shape(op, 1, n, k, dtype, outdtype=short_dtype(config.out_dtype), scale=scale)
+
+
 def _both_of_tensors(config: Any) -> bool:
     """Return whether x and the weight have one scale each; else both count as having one a row."""
     return all(key.scale.group_shape.is_per_tensor() for key in (config.activation_quant_key, config.weight_quant_key))
@@ -236,7 +248,10 @@ class TunedGemmFp8BlockKernel(_Fp8, Fp8BlockScaledMMLinearKernel):  # type: igno
         if config.out_dtype not in _OUTPUTS:
             return "needs an output of bfloat16 or float16"
         reason = unserved_reason("a8w8_blockscale", *config.weight_shape, scale="block", dtype="fp8")
-        return reason or _unknown(linear._POSSIBLE_FP8_BLOCK_KERNELS, config)
+        reason = reason or _unknown(linear._POSSIBLE_FP8_BLOCK_KERNELS, config)
+        if not reason:  # DeepGEMM's order on Hopper; at M that four divides, CUTLASS's is the same
+            compile_ahead(with_order(_shape("a8w8_blockscale", config, "block"), M_MAJOR_PADDED), current_device())
+        return reason
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Process them by vLLM's kernel; route the layer if weight and scales are plain matrices then."""
@@ -257,16 +272,14 @@ class TunedGemmFp8BlockKernel(_Fp8, Fp8BlockScaledMMLinearKernel):  # type: igno
             record_unrouted(_REORDERED, getattr(layer, "prefix", ""))
             return
         with self._routing(layer):
-            self._route = add_layer(self._make_route(n, k, weight.device), layer).name
+            self._route = add_layer(self._make_route(k, weight.device), layer).name
             if self._theirs is not None:
                 self._theirs.apply_block_scaled_mm = self.apply_block_scaled_mm
                 _hand_back(layer, self)
 
-    def _make_route(self, n: int, k: int, device: torch.device) -> Route:
+    def _make_route(self, k: int, device: torch.device) -> Route:
         config, own = self.config, self._theirs
-        shape = Shape(
-            "a8w8_blockscale", 1, n, k, short_dtype(config.weight_quant_key.dtype), outdtype=short_dtype(config.out_dtype), scale="block"
-        )
+        shape = _shape("a8w8_blockscale", config, "block")
         vllms: Any = None if own is None else own.apply_block_scaled_mm
         wide = own is not None and not own.apply_input_quant  # FlashInfer's kernel quantises x itself
         if own is not None:
@@ -288,7 +301,11 @@ class TunedGemmFp8BlockKernel(_Fp8, Fp8BlockScaledMMLinearKernel):  # type: igno
         def operands(inputs: tuple[Any, ...], module: Any) -> tuple[Any, ...]:
             return inputs[0], plain(module.weight), inputs[1], plain(getattr(module, _scale_name(module))), None
 
-        return Route(f"{shape} {type(own).__name__}", shape, device, ours, theirs if vllms else None, inputs, operands)
+        compiles = type(own).__name__ == _COMPILING and vllm_warmup.skips()
+        return Route(
+            f"{shape} {type(own).__name__}", shape, device, ours, theirs if vllms else None, inputs, operands,
+            reference=_first_columns if compiles else None,
+        )  # fmt: skip
 
     def apply_weights(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None, **named: Any) -> torch.Tensor:
         """Multiply x [..., K] to [..., N], quantised as vLLM's kernel has it."""
@@ -300,6 +317,13 @@ class TunedGemmFp8BlockKernel(_Fp8, Fp8BlockScaledMMLinearKernel):  # type: igno
         """Multiply A [M, K] by the weight B [N, K], in the names of vLLM's signature."""
         out: torch.Tensor = product(A, B, As, Bs, None, self.config.out_dtype, self._route)
         return out
+
+
+def _first_columns(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, _: None) -> torch.Tensor:
+    """Compute the columns of the weight's first block in float32."""
+    k = x.shape[1]
+    wide = x.float() * xs.float().repeat_interleave(_BLOCK, 1)[:, :k]
+    return wide @ (weight[:_BLOCK].float() * ws[:1].float().repeat_interleave(_BLOCK, 1)[:, :k]).t()
 
 
 def _scale_name(layer: Any) -> str:

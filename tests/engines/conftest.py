@@ -68,7 +68,7 @@ def vllm(vllm_form: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(linear, name, {platform: list(kernels) for platform, kernels in getattr(linear, name).items()})
     for module, owner in plugin.PLAIN:
         method = getattr(importlib.import_module(module), owner)
-        for name in ("apply", "process_weights_after_loading"):
+        for name in ("apply", "create_weights", "process_weights_after_loading"):
             monkeypatch.setattr(method, name, getattr(method, name))
     layers = "vllm.model_executor.layers.fused_moe"
     importlib.import_module(f"{layers}.unquantized_fused_moe_method")

@@ -256,7 +256,7 @@ def test_a_row_must_be_faster_by_more_than_noise(monkeypatch, times, gain) -> No
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
     monkeypatch.setattr(engine_timing, "_milliseconds", lambda graph, _repeats: clock[graph])
-    monkeypatch.setattr(engine_timing, "_difference", lambda *_: 0.0)
+    monkeypatch.setattr(engine_timing, "difference_of", lambda *_: 0.0)
     calls = [(torch.zeros(1, 4), torch.zeros(4, 4))]
     arms = engine_timing.Arms(8.0)
     assert engine_timing.faster(arms, lambda *_: "ours", lambda *_: "theirs", calls, 0.05) == pytest.approx(gain)

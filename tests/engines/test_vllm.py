@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
+import tunedgemm
 from tunedgemm.device import current_device
 from tunedgemm.dispatch.tuned_gemm import dispatcher
 from tunedgemm.ops.formats import quant
@@ -426,3 +427,14 @@ def test_a_kernel_without_access_to_weights_is_named(vllm_table) -> None:
 
     assert (kernel.apply_weights(one, x).float() - expected).norm() < 0.04 * expected.norm()
     assert "1 layers keep vLLM's kernels (as one): vLLM does not hand their weights" in rows.unrouted()[0]
+
+
+def test_the_reference_is_the_product_of_the_first_columns(vllm) -> None:
+    """A layer of blocks is checked by torch against this, in float32, with scales in any order."""
+    first_columns = importlib.import_module("tunedgemm_engines.vllm_fp8")._first_columns
+    n, k, m = 256, 384, 5
+    x, weight = (torch.randn(rows, k).to(torch.float8_e4m3fn) for rows in (m, n))
+    xs, ws = torch.rand(k // 128, m).t(), torch.rand(n // 128, k // 128)
+    expected = tunedgemm.gemm_a8w8_blockscale(x, weight, xs.contiguous(), ws, torch.bfloat16)[:, :128].float()
+    out = first_columns(x, weight, xs, ws, None)
+    assert out.shape == (m, 128) and float((out - expected).norm() / expected.norm()) < 0.01

@@ -18,6 +18,9 @@ class UnquantizedLinearMethod:
         def __init__(self) -> None:
             self._gemm_impl = dispatch_unquantized_gemm(get_current_vllm_config().kernel_config.linear_backend)
 
+    def create_weights(self, layer: torch.nn.Module, *sizes: object, **attributes: object) -> None:
+        """Nothing to do: the layers of tests bring their weights."""
+
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Nothing to do."""
 

@@ -8,6 +8,9 @@ import torch
 class UnquantizedEmbeddingMethod:
     """Looks up, and multiplies by ``F.linear`` for the logits."""
 
+    def create_weights(self, layer: torch.nn.Module, *sizes: object, **attributes: object) -> None:
+        """Nothing to do: the layers of tests bring their weights."""
+
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Nothing to do."""
 
