@@ -95,6 +95,7 @@ def test_only_what_compiled_by_a_moment_is_ready(brittle: Registry) -> None:
     assert compilers.finish(shape, [Solution("brittle", "other")], device) == []  # the processes have started
 
     ready = compilers.ready(shape, [hangs, fine, raises], device, time.monotonic() + 8)
+    assert compilers.compiled(shape, [hangs, fine, raises], device) == ready
     lost = compilers.finish(shape, ready, device)
     compilers.stop()
 

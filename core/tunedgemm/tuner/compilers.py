@@ -157,6 +157,13 @@ class Compilers:
                 lost.append(Timing(shape, solution, status, detail=reason[:500]))
         return lost
 
+    def compiled(self, shape: Shape, solutions: Iterable[Solution], device: Device) -> list[Solution]:
+        """Return the solutions that need no more compilation."""
+        with self._lock:
+            jobs = {solution: self._pending.get((device, shape, solution)) for solution in solutions}
+            waiting = {solution for solution in jobs if (device, shape, solution) in self._waiting}
+        return [solution for solution, job in jobs.items() if solution not in waiting and (job is None or job.future.done())]
+
     def ready(self, shape: Shape, solutions: Sequence[Solution], device: Device, deadline: float) -> list[Solution]:
         """Wait until *deadline* (`time.monotonic`); return the solutions compiled by then."""
         self.begin(shape, solutions, device)

@@ -74,7 +74,7 @@ class ShapeRun:
         """
         self._timings.update({timing.solution: timing for timing in earlier})
         candidates = self._list()
-        right = self._check(self._compile(candidates)) if self._open(candidates) else []
+        right = self._try(candidates) if self._open(candidates) else []
         self._leave_if_late(candidates)
         winner, tied = self._winner(right)
         libver = self.tuner.versions.get(winner.solution.libtype, "") if winner else ""
@@ -120,6 +120,18 @@ class ShapeRun:
                 compilers.drain(self._moment(CHECKING))
         self._finalize(lost)
         return [solution for solution in candidates if solution not in self._timings]
+
+    def _try(self, candidates: Sequence[Solution]) -> list[Solution]:
+        """Compile and check solutions, the first compiled ones first; return those that pass, in order."""
+        if self.deadline < math.inf:  # it limits the wait for all of them
+            return self._check(self._compile(candidates))
+        left, right = list(candidates), set[Solution]()
+        self.tuner.compilers.begin(self.task.shape, left, self.tuner.place.device, first=True)
+        while left:
+            batch = self.tuner.compilers.compiled(self.task.shape, left, self.tuner.place.device) or left[:1]
+            right.update(self._check(self._compile(batch)))
+            left = [solution for solution in left if solution not in batch]
+        return [solution for solution in candidates if solution in right]
 
     def _open(self, candidates: Sequence[Solution]) -> bool:
         """Make the operands; a failure fails all candidates."""
@@ -174,19 +186,16 @@ class ShapeRun:
             return []
         with self._clock("list"):
             near = self.tuner.neighbours(self.task.shape, leaders, self._timings)
-        return self._check(self._compile(near))
+        return self._try(near)
 
     def _continue(self, libtypes: Collection[str], leaders: Sequence[Solution]) -> list[Solution]:
-        """Compile and check the rest of these libtypes' lists; return those that pass.
-
-        The leaders' neighbours compile meanwhile.
-        """
+        """Compile and check the rest of these libtypes' lists, while the leaders' neighbours compile."""
         rest = [solution for solution in self._rest if solution.libtype in libtypes and solution not in self._timings]
         right: list[Solution] = []
         if rest and not self._is_late(CHECKING):
             near = self.tuner.neighbours(self.task.shape, leaders, self._timings)
             self.tuner.compilers.begin(self.task.shape, [*rest, *near], self.tuner.place.device, first=True)
-            right = self._check(self._compile(rest))
+            right = self._try(rest)
         self._leave_if_late(rest)
         return right
 
@@ -234,17 +243,15 @@ class ShapeRun:
         baseline = self._baseline
         return baseline if baseline and baseline.libtype not in self.tuner.ranks else None
 
-    def _effort(self) -> Effort:
+    def _effort(self, rounds: float = math.inf) -> Effort:
         options = self.tuner.options
         warmup = 0 if self._is_late(RACING) else options.warmup
-        return Effort(warmup, options.iters, options.seconds, self.deadline)
+        return Effort(warmup, int(min(options.iters, rounds)), options.seconds, self.deadline)
 
     def _race(self, finalists: list[Solution]) -> None:
         """Run the accurate phase; remove finalists that fail."""
         self._emit_step("time")
-        effort = self._effort()
-        if self._quick and not self.task.only:
-            effort = attrs.evolve(effort, iters=min(effort.iters, QUICK_ROUNDS))
+        effort = self._effort(QUICK_ROUNDS if self._quick and not self.task.only else math.inf)
         answers = race(self.task.shape, finalists, self._sample, effort, self._baseline, self._ineligible_baseline)
         for solution, answer in answers.items():
             self._retime(solution, answer)
