@@ -1,0 +1,113 @@
+"""Examiner: the child process of the kit, replaced after a hang or a crash."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import IO, Any
+
+#: Seconds in which a child starts, imports torch and opens the device.
+_START_S = 180.0
+#: Bytes of a read, and characters of a reason.
+_READ, _REASON = 1 << 16, 500
+#: Step of a check in which kernels run; others are compilers, which may be slow.
+_LAUNCH = "launch"
+
+
+class Examiner:
+    """Starts children, asks one question at a time, and names what hangs or crashes."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._errors: IO[bytes] | None = None
+        self._pending = b""
+
+    def ask(self, request: dict[str, Any], until: float) -> dict[str, Any] | None:
+        """Return the child's answer, or a verdict over its end; None if *until* comes first.
+
+        Args:
+            request: a question of `tunedgemm.testing.bring_up`.
+            until: a time of `time.monotonic`.
+        """
+        process = self._started()
+        step, kernel, limit = "start", "", time.monotonic() + _START_S
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # reading tells how it ended
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+        while (line := self._line(min(limit, until))) is not None:
+            if not line:
+                return self._death(step, kernel)
+            message = json.loads(line)
+            if "answer" in message:
+                answer: dict[str, Any] = message["answer"]
+                return answer
+            step, kernel, seconds = message["at"]
+            limit = time.monotonic() + seconds
+        self.stop()
+        if time.monotonic() < limit:
+            return None
+        status, what = ("hung", "did not end") if step == _LAUNCH else ("late", f"step {step} did not end")
+        return {"status": status, "detail": f"{what} in time; its process was killed", "kernel": kernel, "measures": {}}
+
+    def stop(self) -> None:
+        """Kill the child and the processes that it started."""
+        process, self._process, self._pending = self._process, None, b""
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            for stream in (process.stdin, process.stdout, self._errors):
+                if stream is not None:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is not None:
+            self.stop()
+        if self._process is None:
+            path = os.pathsep.join(folder or str(Path.cwd()) for folder in sys.path)
+            environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+            self._errors = tempfile.TemporaryFile()  # noqa: SIM115  open as long as the child
+            command = [sys.executable, "-m", "tunedgemm.testing.bring_up"]
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True, env=environment
+            )
+        return self._process
+
+    def _line(self, until: float) -> bytes | None:
+        """Return the next line; b"" after the child's end, None at *until*."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        output = self._process.stdout.fileno()
+        while b"\n" not in self._pending:
+            if not select.select([output], [], [], max(0.0, until - time.monotonic()))[0]:
+                return None
+            read = os.read(output, _READ)
+            if not read:
+                return b""
+            self._pending += read
+        line, _, self._pending = self._pending.partition(b"\n")
+        return line
+
+    def _death(self, step: str, kernel: str) -> dict[str, Any]:
+        assert self._process is not None
+        assert self._errors is not None
+        code = self._process.wait()
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
+        try:
+            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        except ValueError:
+            how = f"exit code {code}"
+        self.stop()
+        detail = f"{how} in step {step}" + (f": {lines[-1][:_REASON]}" if lines else "")
+        return {"status": "crashed", "detail": detail, "kernel": kernel, "measures": {}}

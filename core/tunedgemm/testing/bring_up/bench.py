@@ -1,0 +1,138 @@
+"""Bench: what a check of the kit works on, and its verdict.
+
+A check announces each step that may hang, so that the parent can name what hung and end the child.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import attrs
+
+from tunedgemm.backends.backend import Backend
+from tunedgemm.backends.launcher import Launcher
+from tunedgemm.device import Device
+from tunedgemm.ops import op_named
+from tunedgemm.process.plugin_guard import attempt
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.testing.launching import Case
+from tunedgemm.timing import Timing
+from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO
+from tunedgemm.tuner.verify import Verifier
+
+#: Seconds after which a launch counts as hung, and a compilation or a run of the tuner as late.
+LAUNCH_S, COMPILE_S, TUNE_S = 20.0, 120.0, 180.0
+#: Statuses of a timing that are faults of the backend.
+FAULTY = ("wrong", "failed", "hung", "crashed", "fault", "leaks")
+#: Most kernels that a verdict names.
+_NAMED = 5
+
+
+@attrs.frozen
+class Verdict:
+    """Result of a check.
+
+    Attributes:
+        status: ``ok``, ``refused`` where nothing could run, or a fault: see `FAULTY`.
+        detail: the reason.
+        kernel: the first faulty kernel, else the last one that ran.
+        measures: numbers by name.
+    """
+
+    status: str = "ok"
+    detail: str = ""
+    kernel: str = ""
+    measures: dict[str, Any] = attrs.field(factory=dict)
+
+
+@attrs.frozen(eq=False)
+class Bench:
+    """What a check works on.
+
+    Attributes:
+        device: the present device.
+        announce: tells the parent (step, kernel, seconds that it may take).
+        backend, shape: the backend and the shape, of checks that have one.
+        libtypes: the libtypes to tune.
+    """
+
+    device: Device
+    announce: Callable[[str, str, float], None]
+    backend: Backend | None = None
+    shape: Shape | None = None
+    libtypes: str = "all"
+
+    @property
+    def limiting(self) -> Device:
+        """Return the device whose limits apply: the one that a fake emulates, else the present one."""
+        return self.device.limiting(self.backend.host if self.backend else None)
+
+    def case(self) -> Case:
+        """Return operands and references of the shape."""
+        assert self.shape is not None
+        return Case(self.shape, self.device, op_named(self.shape.op), (), ())
+
+    def verifier(self) -> Verifier:
+        """Return the tuner's verifier over two sets of operands."""
+        case = self.case()
+        return Verifier(case.op, case.shape, [case.drawn(seed).operands for seed in (0, 1)], MAX_ERROR_RATIO)
+
+    def bound(self, solutions: Iterable[Solution]) -> Iterator[tuple[Solution, Launcher | Unsupported]]:
+        """Yield each solution with its launcher or refusal; announce its compilation and its launches."""
+        assert self.backend is not None
+        assert self.shape is not None
+        for solution in solutions:
+            self.announce("compile", str(solution), COMPILE_S)
+            _, fault = attempt(self.backend.prepare, solution, self.shape, self.device)
+            answer = Unsupported(f"prepare() raised {fault}") if fault else self.backend.bind(solution, self.shape, self.device)
+            self.announce("launch", str(solution), LAUNCH_S)
+            yield solution, answer
+
+    def sample(self) -> list[Solution]:
+        """Return the backend's own choice, and the first, middle and last solution of its list."""
+        assert self.backend is not None
+        assert self.shape is not None
+        self.announce("list", self.backend.libtype, COMPILE_S)
+        own, listed = self.backend.heuristic_fallback(self.shape, self.device), self.backend.solutions(self.shape, self.device)
+        return list(dict.fromkeys([*([own] if own else []), *listed[:1], *listed[-1:], *listed[len(listed) // 2 :][:1]]))
+
+    def each_launcher(self, examine: Callable[[Solution, Launcher], str], solutions: Iterable[Solution] | None = None) -> Verdict:
+        """Return the verdict over solutions: *examine* returns the fault of one, after its status."""
+        ran, faults, refusals, last = 0, list[tuple[str, str]](), Counter[str](), ""
+        for solution, answer in self.bound(self.sample() if solutions is None else solutions):
+            if isinstance(answer, Unsupported):
+                broken = answer.reason.startswith(("its bind() ", "prepare() raised"))
+                refusals[answer.reason] += 1
+                faults += [(str(solution), f"failed: {answer.reason}")] if broken else []
+                continue
+            ran, last = ran + 1, str(solution)
+            fault, raised = attempt(examine, solution, answer)
+            if text := f"failed: {raised}" if raised else fault:
+                faults.append((str(solution), text))
+        return verdict_over(ran, faults, refusals, last)
+
+
+def verdict_over(ran: int, faults: list[tuple[str, str]], refusals: Counter[str], last: str) -> Verdict:
+    """Return the verdict over kernels.
+
+    Args:
+        ran: number of kernels that ran.
+        faults: (kernel, "status: detail") of each faulty one.
+        refusals: reasons of those that did not bind.
+        last: the last kernel that ran.
+    """
+    measures = {"ran": ran, "faulty": len(faults), "refused": refusals.total()}
+    if faults:
+        status, _, detail = faults[0][1].partition(": ")
+        others = ", ".join(dict.fromkeys(kernel for kernel, _ in faults[1:_NAMED] if kernel != faults[0][0]))
+        return Verdict(status, detail + (f"; also {others}" if others else ""), faults[0][0], measures)
+    reason = "; ".join(reason for reason, _ in refusals.most_common(3))
+    return Verdict("ok" if ran else "refused", reason or ("" if ran else "its list is empty"), last, measures)
+
+
+def fault_of(timing: Timing, scale: str = "") -> str:
+    """Return the status and the detail of a faulty timing; "" for any other."""
+    return f"{timing.status}: {timing.detail}{scale}" if timing.status in FAULTY else ""
