@@ -5,7 +5,6 @@ A check announces each step that may hang, so that the parent can name what hung
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -27,6 +26,9 @@ from tunedgemm.tuner.verify import Verifier
 LAUNCH_S, COMPILE_S, TUNE_S = 20.0, 120.0, 180.0
 #: Statuses of a timing that are faults of the backend.
 FAULTY = ("wrong", "failed", "hung", "crashed", "fault", "leaks")
+#: How refusals begin that are exceptions, and the one that `bind` may raise where registers or
+#: shared memory do not suffice.
+_RAISED, _ALLOWED = ("its bind() ", "its prepare() "), "OutOfResources"
 #: Most kernels that a verdict names.
 _NAMED = 5
 
@@ -85,9 +87,12 @@ class Bench:
         assert self.backend is not None
         assert self.shape is not None
         for solution in solutions:
+            if reason := self.backend.lacks(solution, self.shape, self.device):
+                yield solution, Unsupported(reason)
+                continue
             self.announce("compile", str(solution), COMPILE_S)
             _, fault = attempt(self.backend.prepare, solution, self.shape, self.device)
-            answer = Unsupported(f"prepare() raised {fault}") if fault else self.backend.bind(solution, self.shape, self.device)
+            answer = Unsupported(f"its prepare() raised {fault}") if fault else self.backend.bind(solution, self.shape, self.device)
             self.announce("launch", str(solution), LAUNCH_S)
             yield solution, answer
 
@@ -101,36 +106,36 @@ class Bench:
 
     def each_launcher(self, examine: Callable[[Solution, Launcher], str], solutions: Iterable[Solution] | None = None) -> Verdict:
         """Return the verdict over solutions: *examine* returns the fault of one, after its status."""
-        ran, faults, refusals, last = 0, list[tuple[str, str]](), Counter[str](), ""
+        ran, faults, refusals, last = 0, list[tuple[str, str]](), list[tuple[str, str]](), ""
         for solution, answer in self.bound(self.sample() if solutions is None else solutions):
+            kernel = str(solution)
             if isinstance(answer, Unsupported):
-                broken = answer.reason.startswith(("its bind() ", "prepare() raised"))
-                refusals[answer.reason] += 1
-                faults += [(str(solution), f"failed: {answer.reason}")] if broken else []
+                broken = answer.reason.startswith(_RAISED) and _ALLOWED not in answer.reason
+                (faults if broken else refusals).append((kernel, f"failed: {answer.reason}" if broken else answer.reason))
                 continue
-            ran, last = ran + 1, str(solution)
+            ran, last = ran + 1, kernel
             fault, raised = attempt(examine, solution, answer)
-            if text := f"failed: {raised}" if raised else fault:
-                faults.append((str(solution), text))
+            if text := f"failed: {raised}" if raised and _ALLOWED not in raised else fault:
+                faults.append((kernel, text))
         return verdict_over(ran, faults, refusals, last)
 
 
-def verdict_over(ran: int, faults: list[tuple[str, str]], refusals: Counter[str], last: str) -> Verdict:
+def verdict_over(ran: int, faults: list[tuple[str, str]], refusals: list[tuple[str, str]], last: str) -> Verdict:
     """Return the verdict over kernels.
 
     Args:
         ran: number of kernels that ran.
         faults: (kernel, "status: detail") of each faulty one.
-        refusals: reasons of those that did not bind.
+        refusals: (kernel, reason) of each that did not bind.
         last: the last kernel that ran.
     """
-    measures = {"ran": ran, "faulty": len(faults), "refused": refusals.total()}
+    measures = {"ran": ran, "faulty": len(faults), "refused": len(refusals)}
     if faults:
         status, _, detail = faults[0][1].partition(": ")
         others = ", ".join(dict.fromkeys(kernel for kernel, _ in faults[1:_NAMED] if kernel != faults[0][0]))
         return Verdict(status, detail + (f"; also {others}" if others else ""), faults[0][0], measures)
-    reason = "; ".join(reason for reason, _ in refusals.most_common(3))
-    return Verdict("ok" if ran else "refused", reason or ("" if ran else "its list is empty"), last, measures)
+    first = f"{len(refusals)} refused, the first: {': '.join(refusals[0])}" if refusals else "" if ran else "its list is empty"
+    return Verdict("ok" if ran else "refused", first, last, measures)
 
 
 def fault_of(timing: Timing, scale: str = "") -> str:

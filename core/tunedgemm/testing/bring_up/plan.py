@@ -65,29 +65,24 @@ def _items(check: Check, backends: Sequence[Backend], device: Device) -> Iterato
     if check.per == "device":
         yield (check.turn, 0, place), item()
     elif check.per == "tuned":
-        covered = {name for backend in backends for name in backend.ops}
-        for number, shape in enumerate(shape for shape in tuned_shapes(device) if shape.op in covered):
-            yield (check.turn + number // 4, 1, place, number), item(shape=shape)
+        served = [shape for shape in tuned_shapes(device) if any(backend.refusal(shape, device) is None for backend in backends)]
+        for number, shape in enumerate(served):
+            yield (check.turn + number // 2, 1, place, number), item(shape=shape)
     else:
         for rank, backend in enumerate(backends):
             for number, name in enumerate(name for name in backend.ops if name in ops()):
                 shapes = served_shapes(backend, name, device)
-                chosen = (
-                    shapes if check.per == "shape" else [shape for index, shape in enumerate(shapes) if not index or _is_new(shapes, index)]
-                )
+                if check.per != "shape":  # the first shape of each format, or the last one, which most kernels serve
+                    shapes = list({_format(shape): shape for shape in shapes[:: -1 if check.per == "format" else 1]}.values())
                 limiting = device.limiting(backend.host)
                 known = not backend.platforms or any(platform.ran and platform.serves(name, limiting) for platform in backend.platforms)
-                for turn, shape in enumerate(chosen[:_TURNS]):
+                for turn, shape in enumerate(shapes[:_TURNS]):
                     yield (check.turn + turn, int(known), place, number, rank), item(backend.libtype, shape)
 
 
 def _format(shape: Shape) -> tuple[Any, ...]:
     kinds = tuple(value for name, value in shape.extra if name.startswith(("q_", "scale_order")))
     return shape.dtype, shape.scale, shape.layout, kinds
-
-
-def _is_new(shapes: Sequence[Shape], index: int) -> bool:
-    return _format(shapes[index]) not in map(_format, shapes[:index])
 
 
 def served_shapes(backend: Backend, op_name: str, device: Device) -> list[Shape]:
@@ -101,8 +96,8 @@ def served_shapes(backend: Backend, op_name: str, device: Device) -> list[Shape]
     asked = dict.fromkeys(variant for shape in shapes if shape.m for variant in (_of_device(shape, limiting), shape))
     served = [shape for shape in asked if backend.refusal(shape, device) is None]
     served.sort(key=lambda shape: -sum(size % 64 != 0 for size in (shape.m, shape.n, shape.k)))
-    firsts = [shape for index, shape in enumerate(served) if _is_new(served, index)]
-    return list(dict.fromkeys([*firsts, *served]))
+    firsts = {_format(shape): shape for shape in reversed(served)}.values()
+    return list(dict.fromkeys([*reversed(firsts), *served]))
 
 
 def _of_device(shape: Shape, device: Device) -> Shape:

@@ -53,7 +53,7 @@ def verdict_of_tuning(bench: Bench, outcome: Outcome) -> Verdict:
         }
     faulty = [(str(timing.solution), fault) for timing in outcome.timings if (fault := fault_of(timing))]
     if faulty:
-        found = verdict_over(statuses["ok"], faulty, Counter(), "")
+        found = verdict_over(statuses["ok"], faulty, [], "")
         return attrs.evolve(found, measures=found.measures | measures)
     if winner is None:
         return Verdict("failed", outcome.reason or "no solution passed", "", measures)
