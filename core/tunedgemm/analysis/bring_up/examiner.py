@@ -11,9 +11,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
+#: The command of a child.
+COMMAND = (sys.executable, "-m", "tunedgemm.testing.bring_up")
 #: Seconds in which a child starts, imports torch and opens the device.
 _START_S = 180.0
 #: Bytes of a read, and characters of a reason.
@@ -23,9 +26,14 @@ _LAUNCH = "launch"
 
 
 class Examiner:
-    """Starts children, asks one question at a time, and names what hangs or crashes."""
+    """Starts children, asks one question at a time, and names what hangs or crashes.
 
-    def __init__(self) -> None:
+    Args:
+        command: starts a child.
+    """
+
+    def __init__(self, command: Sequence[str] = COMMAND) -> None:
+        self._command = command
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
         self._pending = b""
@@ -77,9 +85,8 @@ class Examiner:
             path = os.pathsep.join(folder or str(Path.cwd()) for folder in sys.path)
             environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
             self._errors = tempfile.TemporaryFile()  # noqa: SIM115  open as long as the child
-            command = [sys.executable, "-m", "tunedgemm.testing.bring_up"]
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True, env=environment
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True, env=environment
             )
         return self._process
 

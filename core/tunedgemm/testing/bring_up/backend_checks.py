@@ -62,8 +62,15 @@ def kernels(bench: Bench) -> Verdict:
     end, step = time.monotonic() + _KERNELS_S, max(1, int(len(listed) ** 0.5))
     spread = [solution for start in range(step) for solution in listed[start::step]]
     in_time = itertools.takewhile(lambda _: time.monotonic() < end, spread)  # asked before each kernel
-    verdict = bench.each_launcher(lambda solution, launcher: fault_of(verifier.check_first(solution, launcher)), in_time)
-    return attrs.evolve(verdict, measures=verdict.measures | {"listed": len(listed)})
+    ran: dict[str, None] = {}
+
+    def examine(solution: Solution, launcher: Launcher) -> str:
+        if not (fault := fault_of(verifier.check_first(solution, launcher))):
+            ran[solution.kernel_name] = None
+        return fault
+
+    verdict = bench.each_launcher(examine, in_time)
+    return attrs.evolve(verdict, measures=verdict.measures | {"listed": len(listed), "kernels": list(ran)})
 
 
 def served(bench: Bench) -> Verdict:
@@ -78,7 +85,8 @@ def served(bench: Bench) -> Verdict:
 
 
 def _sharing(bench: Bench, check: Callable[..., str], launchers: Callable[[Launcher], bool]) -> Verdict:
-    drawn = [bench.case().drawn(seed) for seed in (0, 1)]
+    case = bench.case()
+    drawn = [case.drawn(seed) for seed in (0, 1)]
     operands, shape = [each.operands for each in drawn], bench.shape
     assert shape is not None
 

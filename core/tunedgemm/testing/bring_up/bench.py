@@ -23,7 +23,7 @@ from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO
 from tunedgemm.tuner.verify import Verifier
 
 #: Seconds after which a launch counts as hung, and a compilation or a run of the tuner as late.
-LAUNCH_S, COMPILE_S, TUNE_S = 20.0, 120.0, 180.0
+LAUNCH_S, COMPILE_S, TUNE_S = 30.0, 120.0, 180.0
 #: Statuses of a timing that are faults of the backend.
 FAULTY = ("wrong", "failed", "hung", "crashed", "fault", "leaks")
 #: How refusals begin that are exceptions, and the one that `bind` may raise where registers or
@@ -73,14 +73,20 @@ class Bench:
         return self.device.limiting(self.backend.host if self.backend else None)
 
     def case(self) -> Case:
-        """Return operands and references of the shape."""
+        """Return operands and references of the shape, made for two seeds."""
         assert self.shape is not None
-        return Case(self.shape, self.device, op_named(self.shape.op), (), ())
+        self.announce("reference", str(self.shape), COMPILE_S)
+        case = Case(self.shape, self.device, op_named(self.shape.op), (), ())
+        for seed in (0, 1):
+            case.drawn(seed)
+        return case
 
     def verifier(self) -> Verifier:
         """Return the tuner's verifier over two sets of operands."""
         case = self.case()
-        return Verifier(case.op, case.shape, [case.drawn(seed).operands for seed in (0, 1)], MAX_ERROR_RATIO)
+        verifier = Verifier(case.op, case.shape, [case.drawn(seed).operands for seed in (0, 1)], MAX_ERROR_RATIO)
+        verifier.prepare()
+        return verifier
 
     def bound(self, solutions: Iterable[Solution]) -> Iterator[tuple[Solution, Launcher | Unsupported]]:
         """Yield each solution with its launcher or refusal; announce its compilation and its launches."""

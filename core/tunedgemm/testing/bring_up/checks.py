@@ -18,8 +18,8 @@ class Check:
 
     Attributes:
         name: its name in reports and in docs/verified.md.
-        per: ``device``, ``shape`` of a backend, ``format`` (the most awkward shape of each op and
-            format), ``list`` (the most regular one), or ``tuned`` for shapes of real models.
+        per: ``device``; ``shape`` of a backend; ``format``, the most awkward shape of each op and
+            format; ``list``, the most regular one; ``tuned``, shapes of real models.
         turn: turn of its first item; all items of a turn come before those of the next.
         run: the check.
     """

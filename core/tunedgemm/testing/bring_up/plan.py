@@ -72,8 +72,8 @@ def _items(check: Check, backends: Sequence[Backend], device: Device) -> Iterato
         for rank, backend in enumerate(backends):
             for number, name in enumerate(name for name in backend.ops if name in ops()):
                 shapes = served_shapes(backend, name, device)
-                if check.per != "shape":  # the first shape of each format, or the last one, which most kernels serve
-                    shapes = list({_format(shape): shape for shape in shapes[:: -1 if check.per == "format" else 1]}.values())
+                regular = {_format(shape): shape for shape in shapes}
+                shapes = [*regular.values()] if check.per == "list" else shapes[: len(regular)] if check.per == "format" else shapes
                 limiting = device.limiting(backend.host)
                 known = not backend.platforms or any(platform.ran and platform.serves(name, limiting) for platform in backend.platforms)
                 for turn, shape in enumerate(shapes[:_TURNS]):
@@ -96,8 +96,10 @@ def served_shapes(backend: Backend, op_name: str, device: Device) -> list[Shape]
     asked = dict.fromkeys(variant for shape in shapes if shape.m for variant in (_of_device(shape, limiting), shape))
     served = [shape for shape in asked if backend.refusal(shape, device) is None]
     served.sort(key=lambda shape: -sum(size % 64 != 0 for size in (shape.m, shape.n, shape.k)))
-    firsts = {_format(shape): shape for shape in reversed(served)}.values()
-    return list(dict.fromkeys([*reversed(firsts), *served]))
+    firsts: dict[tuple[Any, ...], Shape] = {}
+    for shape in served:
+        firsts.setdefault(_format(shape), shape)
+    return list(dict.fromkeys([*firsts.values(), *served]))
 
 
 def _of_device(shape: Shape, device: Device) -> Shape:
