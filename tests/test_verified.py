@@ -29,7 +29,7 @@ def result(check: str, status: str = "ok", libtype: str = "asm", **measures: Any
 def report(*results: dict[str, Any], gfx: str = "gfx942") -> dict[str, Any]:
     device = {"gfx": gfx, "cu_num": 304, "name": "amd-instinct-mi300x"}
     versions = {"torch's GPU runtime": "ROCm 7.1.52802-26aae437f6"}
-    return {"device": device, "versions": versions, "libraries": {}, "date": "2026-11-08", "results": list(results)}
+    return {"device": device, "versions": versions, "libraries": {}, "date": "2026-05-08", "results": list(results)}
 
 
 WHOLE = (result("kernels", kernels=["_ZN5aiter9"]), result("outputs"), result("tune", libtype="", lists={"ck": {}}))
@@ -50,8 +50,8 @@ def test_the_two_lists_are_equal(script: ModuleType) -> None:
 def test_a_report_settles_lines(script: ModuleType) -> None:
     """Lines name device, runtime, date and number of checks; other architectures stay."""
     assert script.updated(RUN, report(*WHOLE)).splitlines() == [
-        "| asm | run: MI300X, ROCm 7.1, 8 November 2026, 2 checks; elsewhere never run (`kit kernels+outputs asm _ZN5aiter on gfx950`) | x |",
-        "| any | run: MI300X, ROCm 7.1, 8 November 2026, 1 checks (`kit tune ck on gfx`) |",
+        "| asm | run: MI300X, ROCm 7.1, 8 May 2026, 2 checks; elsewhere never run (`kit kernels+outputs asm _ZN5aiter on gfx950`) | x |",
+        "| any | run: MI300X, ROCm 7.1, 8 May 2026, 1 checks (`kit tune ck on gfx`) |",
     ]
 
 
@@ -78,5 +78,5 @@ def test_issues(script: ModuleType) -> None:
     found = dict(script.issues(report(*WHOLE, result("outputs", "hung"), result("outputs", "hung"), result("formats", "wrong", ""))))
     assert list(found) == ["asm: hung in check outputs on gfx942", "Bring-up: wrong in check formats on gfx942"]
     text = found["asm: hung in check outputs on gfx942"]
-    assert text.count("- `outputs asm a16w16 M=1`, kernel `k`: why") == 2 and "MI300X, ROCm 7.1, 8 November 2026" in text
+    assert text.count("- `outputs asm a16w16 M=1`, kernel `k`: why") == 2 and "MI300X, ROCm 7.1, 8 May 2026" in text
     assert "`tunedgemm doctor --bring-up --libtype asm -o again.json`" in text and not re.search("None|{", text)

@@ -33,10 +33,10 @@ def test_a_run_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     """Some seconds give results of every op, none of them a fault; a second call runs others."""
     path = tmp_path / "r.json"
     words = ["doctor", "--bring-up", "--libtype", "torch", "-o", str(path)]
-    assert main([*words, "--minutes", "0.15"]) == 0
+    assert main([*words, "--minutes", "0.25"]) == 0
     out, first = capsys.readouterr().out, json.loads(path.read_text())
     assert {result["status"] for result in first["results"]} == {"ok"} and "left, which the same command runs" in out
-    assert {"formats", "shuffles", "dispatch", "outputs", "streams"} <= {result["check"] for result in first["results"]}
+    assert {"formats", "shuffles", "dispatch", "outputs"} <= {result["check"] for result in first["results"]}
     assert not {socket.gethostname(), str(tmp_path), sys.executable} & set(path.read_text().split('"'))
     if (user := getpass.getuser()) != "root":
         assert user not in path.read_text()

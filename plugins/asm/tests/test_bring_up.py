@@ -15,7 +15,7 @@ from tunedgemm.analysis.bring_up.examiner import Examiner
 
 #: A child whose launches hang after a second.
 CHILD = "from tunedgemm.testing.bring_up import __main__ as child, bench; bench.LAUNCH_S = 1.0; child.main()"
-BF16, INT8 = "bf16gemm_fp32bf16_tn_64x64_pf3_splitk", "I8gemm_bf16_perTokenI8_BpreShuffle_128x128"
+BF16, INT8 = "bf16gemm_fp32bf16_tn_64x64_bshuffle_splitk_clean", "I8gemm_bf16_perTokenI8_BpreShuffle_128x128"
 FP8 = "fp8gemm_bf16_blockscale_BpreShuffle_32x128"
 
 
@@ -42,7 +42,7 @@ def verdict(fake: ModuleType, tree: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
     return run
 
 
-PLAIN, INT, FLOAT = "kernels a16w16 bf16->bf16 M=127", "kernels int8", "outputs fp8_e4m3fnuz"
+PLAIN, INT, FLOAT = "kernels a16w16 aiter16x16", "kernels int8", "outputs fp8_e4m3fnuz"
 
 
 @pytest.mark.parametrize(

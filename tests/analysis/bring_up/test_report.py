@@ -107,7 +107,7 @@ def test_a_file_of_another_device_is_kept(tmp_path: Path) -> None:
     """Results of other versions are not mixed, and another file is not overwritten."""
     path = tmp_path / "r.json"
     run(path, OK, OK, OK, OK)
-    with pytest.raises(UserError, match=r"has results of another versions \(got torch 2.13, now torch 2.14\); name another -o"):
+    with pytest.raises(UserError, match=r"has results of other versions \(got torch 2.13, now 2.14\); name another -o"):
         Report.opened(path, PLAN | {"versions": {"torch": "2.14"}})
     for content in ("{}", "no JSON", json.dumps({"schema": "tunedgemm.bring_up", "version": 2})):
         path.write_text(content)

@@ -106,7 +106,7 @@ class Report:
         for name in ("device", "versions"):
             if found[name] != report.facts[name]:
                 raise UserError(
-                    f"{path}: has results of another {name} (got {_difference(found[name], report.facts[name])}); name another -o"
+                    f"{path}: has results of other {name} (got {_difference(found[name], report.facts[name])}); name another -o"
                 )
         report.results = found["results"]
         if found["begun"] is not None:
