@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -19,25 +18,39 @@ BF16, INT8 = "bf16gemm_fp32bf16_tn_64x64_bshuffle_splitk_clean", "I8gemm_bf16_pe
 FP8 = "fp8gemm_bf16_blockscale_BpreShuffle_32x128"
 
 
+@pytest.fixture(scope="module")
+def ask(fake: ModuleType, tree: Path) -> Callable[..., dict[str, Any]]:
+    """Return a function that asks a new child over the fake with planted faults."""
+
+    def ask(request: dict[str, Any], planted: dict[str, str]) -> dict[str, Any]:
+        settings = {"FAKE_ASM_LIBRARY": str(fake.build()), "TUNEDGEMM_ASM_PACKS": f"{tree}:{tree}-own", "FAKE_GFX": "gfx942"}
+        examiner = Examiner([sys.executable, "-c", CHILD])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(str(Path(__file__).with_name("installed")))
+            for name, value in {**settings, "OMP_NUM_THREADS": "1", **planted}.items():
+                patch.setenv(name, value)
+            try:
+                answer = examiner.ask(request, time.monotonic() + 120)
+            finally:
+                examiner.stop()
+        assert answer is not None
+        return answer
+
+    return ask
+
+
+@pytest.fixture(scope="module")
+def items(ask: Callable[..., dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the plan's items, which no planted fault changes."""
+    return ask({"plan": "fakeasm"}, {})["items"]  # type: ignore[no-any-return]
+
+
 @pytest.fixture
-def verdict(fake: ModuleType, tree: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+def verdict(ask: Callable[..., dict[str, Any]], items: list[dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """Return a function that runs the first item with some words in its name, in a child with a fault."""
 
     def run(words: str, **planted: str) -> dict[str, Any]:
-        monkeypatch.syspath_prepend(str(Path(__file__).with_name("installed")))
-        settings = {"FAKE_ASM_LIBRARY": str(fake.build()), "TUNEDGEMM_ASM_PACKS": f"{tree}:{tree}-own", "FAKE_GFX": "gfx942"}
-        for name, value in {**settings, "OMP_NUM_THREADS": "1", **planted}.items():
-            monkeypatch.setitem(os.environ, name, value)
-        examiner = Examiner([sys.executable, "-c", CHILD])
-        try:
-            plan = examiner.ask({"plan": "fakeasm"}, time.monotonic() + 120)
-            assert plan is not None
-            item = next(item for item in plan["items"] if all(word in item["id"] for word in words.split()))
-            answer = examiner.ask(item, time.monotonic() + 120)
-        finally:
-            examiner.stop()
-        assert answer is not None
-        return answer
+        return ask(next(item for item in items if all(word in item["id"] for word in words.split())), planted)
 
     return run
 

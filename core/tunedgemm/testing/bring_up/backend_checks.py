@@ -19,7 +19,7 @@ from tunedgemm.testing.sharing import fault_of_graphs, fault_of_threads
 from tunedgemm.tuner.served import Served
 
 #: Seconds for which one check launches further kernels of a list.
-_KERNELS_S = 20.0
+_KERNELS_S = 8.0
 
 
 def outputs(bench: Bench) -> Verdict:

@@ -44,6 +44,6 @@ CHECKS: tuple[Check, ...] = (
     Check("graphs", "format", 0.5, graphs),
     Check("streams", "format", 0.5, streams),
     Check("kernels", "list", 0.5, kernels),
-    Check("tune", "tuned", 0.5, tune),
+    Check("tune", "tuned", 0, tune),
     Check("served", "format", 1.5, served),
 )  # fmt: skip

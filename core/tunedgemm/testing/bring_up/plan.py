@@ -67,7 +67,7 @@ def _items(check: Check, backends: Sequence[Backend], device: Device) -> Iterato
     elif check.per == "tuned":
         served = [shape for shape in tuned_shapes(device) if any(backend.refusal(shape, device) is None for backend in backends)]
         for number, shape in enumerate(served):
-            yield (check.turn + number // 2, 1, place, number), item(shape=shape)
+            yield (check.turn + number / 4, 1, place, number), item(shape=shape)
     else:
         for rank, backend in enumerate(backends):
             for number, name in enumerate(name for name in backend.ops if name in ops()):
