@@ -23,6 +23,12 @@ def test_wrong_minutes(minutes: str, capsys: pytest.CaptureFixture[str]) -> None
     assert f"--minutes: must be above 0, at most 1440 (got '{minutes}')" in capsys.readouterr().err
 
 
+def test_a_report_is_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The page does not replace the report."""
+    assert main(["doctor", "--bring-up", "-o", str(tmp_path / "r.html")]) == 2
+    assert "-o: must end in .json, as a page is written with .html (got " in capsys.readouterr().err
+
+
 def test_an_unknown_backend(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A libtype that is not installed is an error that names it."""
     assert main(["doctor", "--bring-up", "--libtype", "nosuch", "-o", str(tmp_path / "r.json")]) == 2

@@ -47,14 +47,16 @@ def bring_up(arguments: argparse.Namespace) -> int:
     from tunedgemm.analysis.bring_up.examiner import Examiner
     from tunedgemm.analysis.bring_up.report import Report, page
 
-    started = time.monotonic()
-    until, examiner = started + 60 * _minutes(arguments.minutes), Examiner()
+    if arguments.output is not None and arguments.output.suffix != ".json":
+        raise UserError(f"-o: must end in .json, as a page is written with .html (got {arguments.output})")
+    seconds, examiner = 60 * _minutes(arguments.minutes), Examiner()
     try:
-        plan = examiner.ask({"plan": arguments.libtype}, started + _PLAN_S)
+        print("listing the checks", file=sys.stderr)
+        plan = examiner.ask({"plan": arguments.libtype}, time.monotonic() + _PLAN_S)
         if plan is None or "items" not in plan:
             fault = f"{plan['kernel']} {plan['status']}: {plan['detail']}" if plan else "too slow"
             raise UserError(f"--bring-up: the checks cannot be listed (got {fault.strip()}); leave that plugin out of this environment")
-        device = plan["device"]
+        started, device = time.monotonic(), plan["device"]
         path = arguments.output or Path(f"bring-up-{device['gfx']}-{device['cu_num']}.json")
         bringing = Bringing(Report.opened(path, plan), examiner, arguments.libtype)
         known, interrupted = len(bringing.report.results), False
@@ -62,7 +64,7 @@ def bring_up(arguments: argparse.Namespace) -> int:
             f"{device['name'] or device['gfx']}: {len(plan['items'])} checks, {known} of them known; results go to {path}", file=sys.stderr
         )
         try:
-            bringing.run(plan["items"], until, _print_result)
+            bringing.run(plan["items"], started + seconds, _print_result)
         except KeyboardInterrupt:
             interrupted = True
         bringing.report.write()

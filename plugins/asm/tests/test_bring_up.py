@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from tunedgemm.analysis.bring_up.examiner import Examiner
+from tunedgemm.testing.bring_up import Examiner
 
 #: A child whose launches hang after a second.
 CHILD = "from tunedgemm.testing.bring_up import __main__ as child, bench; bench.LAUNCH_S = 1.0; child.main()"
