@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tunedgemm.analysis.bring_up.examiner import Examiner
+from tunedgemm.errors import UserError
 
 #: Answers by the item's name.
 CHILD = """
@@ -16,6 +17,7 @@ import json, os, sys, time
 def say(**line): print(json.dumps(line), flush=True)
 for line in sys.stdin:
     name = json.loads(line)["id"]
+    if name == "silent": os._exit(7)
     if name == "plain": say(answer={"status": "ok", "pid": os.getpid()})
     say(at=["launch" if name != "slow" else "compile", "kernel 7", 0.3 if name != "patient" else 60])
     if name == "dies": print("first\\nsegment 7 fell over", file=sys.stderr); os.abort()
@@ -60,3 +62,9 @@ def test_a_slow_compiler_is_no_fault(examiner: Examiner) -> None:
 def test_the_end_of_the_budget_is_no_verdict(examiner: Examiner) -> None:
     """A launch that the budget cuts off has no result."""
     assert ask(examiner, "patient", 1.0) is None
+
+
+def test_a_child_that_does_not_start_ends_the_run(examiner: Examiner) -> None:
+    """A process that ends before its first line says nothing of the check."""
+    with pytest.raises(UserError, match=r"a new process: does not open the device \(got exit code 7\); reset the device"):
+        ask(examiner, "silent")

@@ -15,14 +15,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from tunedgemm.errors import UserError
+
 #: The command of a child.
 COMMAND = (sys.executable, "-m", "tunedgemm.testing.bring_up")
-#: Seconds in which a child starts, imports torch and opens the device.
-_START_S = 180.0
+#: Seconds in which a child starts, imports torch and opens the device; and in which it ends.
+_START_S, _END_S = 180.0, 20.0
 #: Bytes of a read, and characters of a reason.
 _READ, _REASON = 1 << 16, 500
 #: Step of a check in which kernels run; others are compilers, which may be slow.
 _LAUNCH = "launch"
+#: Step before a child's first line, and what to do if it does not come.
+_START, _REMEDY = "start", "reset the device, and run the same command again"
 
 
 class Examiner:
@@ -44,9 +48,12 @@ class Examiner:
         Args:
             request: a question of `tunedgemm.testing.bring_up`.
             until: a time of `time.monotonic`.
+
+        Raises:
+            UserError: a new child does not start, or does not open the device.
         """
         process = self._started()
-        step, kernel, limit = "start", "", time.monotonic() + _START_S
+        step, kernel, limit = _START, "", time.monotonic() + _START_S
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # reading tells how it ended
             process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -63,6 +70,8 @@ class Examiner:
         self.stop()
         if time.monotonic() < limit:
             return None
+        if step == _START:
+            raise UserError(f"a new process: does not open the device in {_START_S:g} s; {_REMEDY}")
         status, what = ("hung", "did not end") if step == _LAUNCH else ("late", f"step {step} did not end")
         return {"status": status, "detail": f"{what} in time; its process was killed", "kernel": kernel, "measures": {}}
 
@@ -72,7 +81,8 @@ class Examiner:
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the driver may not let go of a hung kernel
+                process.wait(_END_S)
             for stream in (process.stdin, process.stdout, self._errors):
                 if stream is not None:
                     with contextlib.suppress(OSError):
@@ -116,5 +126,7 @@ class Examiner:
         except ValueError:
             how = f"exit code {code}"
         self.stop()
+        if step == _START:
+            raise UserError(f"a new process: does not open the device (got {how}{f': {lines[-1][:_REASON]}' if lines else ''}); {_REMEDY}")
         detail = f"{how} in step {step}" + (f": {lines[-1][:_REASON]}" if lines else "")
         return {"status": "crashed", "detail": detail, "kernel": kernel, "measures": {}}

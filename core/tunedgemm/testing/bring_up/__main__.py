@@ -23,7 +23,7 @@ from tunedgemm.process.plugin_guard import attempt
 from tunedgemm.shape import Shape
 from tunedgemm.testing.bring_up.bench import Bench, Verdict
 from tunedgemm.testing.bring_up.checks import CHECKS
-from tunedgemm.testing.bring_up.plan import plan
+from tunedgemm.testing.bring_up.plan import LOAD_S, plan
 
 
 class Child:
@@ -39,6 +39,7 @@ class Child:
 
     def answer(self, request: dict[str, Any]) -> None:
         """Answer one request; raise SystemExit when the device's context is lost."""
+        self._announce("load", request.get("libtype", ""), LOAD_S)
         if "plan" in request:
             self._write({"answer": plan(self._registry, self._device, request["plan"], self._announce)})
             return

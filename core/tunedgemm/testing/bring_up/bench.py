@@ -123,7 +123,11 @@ class Bench:
             fault, raised = attempt(examine, solution, answer)
             if text := f"failed: {raised}" if raised and _ALLOWED not in raised else fault:
                 faults.append((kernel, text))
-        return verdict_over(ran, faults, refusals, last)
+        verdict = verdict_over(ran, faults, refusals, last)
+        assert self.backend is not None
+        assert self.shape is not None
+        none = verdict.status == "refused" and not refusals
+        return attrs.evolve(verdict, detail=self.backend.why_none(self.shape, self.device)) if none else verdict
 
 
 def verdict_over(ran: int, faults: list[tuple[str, str]], refusals: list[tuple[str, str]], last: str) -> Verdict:
@@ -140,7 +144,7 @@ def verdict_over(ran: int, faults: list[tuple[str, str]], refusals: list[tuple[s
         status, _, detail = faults[0][1].partition(": ")
         others = ", ".join(dict.fromkeys(kernel for kernel, _ in faults[1:_NAMED] if kernel != faults[0][0]))
         return Verdict(status, detail + (f"; also {others}" if others else ""), faults[0][0], measures)
-    first = f"{len(refusals)} refused, the first: {': '.join(refusals[0])}" if refusals else "" if ran else "its list is empty"
+    first = f"{len(refusals)} refused, the first: {': '.join(refusals[0])}" if refusals else ""
     return Verdict("ok" if ran else "refused", first, last, measures)
 
 

@@ -25,13 +25,13 @@ _SMALL_WEIGHTS, _SMALL_ROWS = ((320, 512), (512, 256), (448, 512), (512, 224)), 
 #: Shuffled weights of a16w16, which the conformance suite's shapes leave to plugins.
 _SHUFFLED = (Shape("a16w16", 70, 128, 256, layout="aiter16x16"), Shape("a16w16", 33, 64, 512, layout="aiter16x16", epilogue="bias"))
 #: Shapes of an op that one backend is asked for, and seconds in which a plugin loads.
-_TURNS, _LOAD_S = 12, 90.0
+_TURNS, LOAD_S = 12, 90.0
 
 
 def plan(registry: Registry, device: Device, libtypes: str, announce: Callable[[str, str, float], None]) -> dict[str, Any]:
     """Return the device, its versions and backends, and the items in the order of their value."""
     for libtype in registry.libtypes:  # importing a plugin may hang
-        announce("load", libtype, _LOAD_S)
+        announce("load", libtype, LOAD_S)
         registry.get(libtype)
     backends = registry.select(libtypes)
     turns = [
