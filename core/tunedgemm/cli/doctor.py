@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from tunedgemm.backends.command import Command
+from tunedgemm.cli.bring_up import add_bring_up, bring_up
 from tunedgemm.cli.document import add_json, print_document
 from tunedgemm.errors import UserError
 
@@ -31,9 +32,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds", default="10", metavar="S", help="most seconds of the self-test, 0 to leave it out (default: %(default)s)"
     )
+    add_bring_up(parser)
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    if arguments.bring_up:
+        return bring_up(arguments)
     diagnosis = diagnose(_seconds(arguments.seconds))
     if arguments.json:
         print_document("doctor", 1, diagnosis.to_dict())

@@ -44,6 +44,8 @@ typedef struct {
 int read_object(const unsigned char *image, Function **found);
 /* hip.c: notes why, and gives the status back. */
 int refuse(int status, const char *why, ...);
+/* hip.c: whether a variable's text is in a kernel's name. */
+int meant(const char *variable, const char *name);
 /* memory.c: whether the bytes can be read, and written, and lie in one of the buffers that the test named, if it named some. */
 int check_memory(const char *what, uint64_t address, uint64_t bytes, int written);
 /* product.c: the kernel's work from its arguments alone. */

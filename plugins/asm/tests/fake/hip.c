@@ -2,7 +2,8 @@
  * ours would from the bytes of their arguments alone; what kind of kernel it is it reads from the symbol's name.
  *
  * FAKE_GFX: the device's architecture (gfx942). FAKE_LAUNCH_STATUS: what each launch returns. FAKE_FAULT, FAKE_HANG, FAKE_WRONG: launches
- * of kernels with this text in their names kill the process, never return, or write wrong numbers.
+ * of kernels with this text in their names kill the process, never return, or write wrong numbers. FAKE_MISSING, FAKE_SWAPPED, FAKE_FP8:
+ * such kernels are not found in their code objects, take A and B in the other order, or read the other architecture's fp8.
  */
 #include "fake.h"
 #include <pthread.h>
@@ -48,6 +49,11 @@ static void counted(long *which) {
     pthread_mutex_unlock(&lock);
 }
 
+int meant(const char *variable, const char *name) {
+    const char *text = getenv(variable);
+    return text && *text && strstr(name, text) != NULL;
+}
+
 EXPORT int hipModuleLoadData(Module **made, const void *image) {
     Function *found = NULL;
     const int status = made && image ? read_object(image, &found) : refuse(INVALID_VALUE, "nothing to load");
@@ -61,7 +67,7 @@ EXPORT int hipModuleLoadData(Module **made, const void *image) {
 
 EXPORT int hipModuleGetFunction(Function **found, Module *module, const char *name) {
     Function *each;
-    for (each = module ? module->functions : NULL; each; each = each->next)
+    for (each = module && !meant("FAKE_MISSING", name) ? module->functions : NULL; each; each = each->next)
         if (!strcmp(each->name, name))
             return *found = each, SUCCESS;
     return refuse(NOT_FOUND, "no kernel %s", name);
@@ -94,7 +100,7 @@ static int tile(const char *name, int *rows, int *columns) {
 static int read_name(const Function *function, Kernel *kernel) {
     const char *name = function->name;
     *kernel = (Kernel){0};
-    kernel->fnuz = !strcmp(function->gfx, "gfx942");
+    kernel->fnuz = (strcmp(function->gfx, "gfx942") == 0) != meant("FAKE_FP8", name);
     kernel->shuffled = strstr(name, "bshuffle") || strstr(name, "bpreshuffle") || strstr(name, "_BpreShuffle");
     if (strstr(name, "tunedgemm_bf16_"))
         kernel->abi = OWN, kernel->splits = !!strstr(name, "_splitk");
@@ -109,11 +115,6 @@ static int read_name(const Function *function, Kernel *kernel) {
     else
         return refuse(LAUNCH_FAILED, "what %s computes is not known", name);
     return tile(name, &kernel->tile_m, &kernel->tile_n) ? SUCCESS : refuse(LAUNCH_FAILED, "%s has no tile", name);
-}
-
-static int meant(const char *variable, const char *name) {
-    const char *text = getenv(variable);
-    return text && *text && strstr(name, text);
 }
 
 static int read_extra(void **extra) {

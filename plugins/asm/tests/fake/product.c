@@ -323,6 +323,10 @@ static int read_arguments(const Kernel *kernel, const Launch *launch, Told *t) {
     case FP4: status = read_fp4(&reader, t); break;
     default: status = read_own(&reader, t);
     }
+    if (meant("FAKE_SWAPPED", launch->name)) {
+        const uint64_t a = t->a;
+        t->a = t->b, t->b = a;
+    }
     return status ? status : rest_is_zero(&reader);
 }
 

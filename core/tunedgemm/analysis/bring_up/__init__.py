@@ -1,0 +1,63 @@
+"""Bring-up: check every backend on a device that none of us has, within some minutes.
+
+The checks run in a child process, `tunedgemm.testing.bring_up`. A hang or a crash costs one check:
+the next one runs in a new child. `Bringing.report` is complete after each check, so that an
+interrupted run goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from tunedgemm.analysis.bring_up.examiner import Examiner
+from tunedgemm.analysis.bring_up.report import FAULTY, Report
+
+#: Receives (number of results, items of the plan, seconds left, result) after each check.
+Progress = Callable[[int, int, float, dict[str, Any]], None]
+
+
+@attrs.define(eq=False)
+class Bringing:
+    """One run of the kit.
+
+    Attributes:
+        report: what was found so far.
+        examiner: the child process.
+        libtypes: the libtypes to check.
+    """
+
+    report: Report
+    examiner: Examiner
+    libtypes: str = "all"
+
+    def run(self, items: list[dict[str, Any]], until: float, progress: Progress) -> None:
+        """Run the items that have no result yet, until a time of `time.monotonic`.
+
+        Items of a libtype whose kernels do not compile in time come after all others.
+        """
+        waiting = self.report.without_result(items)
+        slow: set[str] = set()
+        while waiting and time.monotonic() < until:
+            item = waiting.pop(next((index for index, each in enumerate(waiting) if each["libtype"] not in slow), 0))
+            self.report.begin(item)
+            started = time.monotonic()
+            try:
+                answer = self.examiner.ask({**item, "libtypes": self.libtypes}, until)
+            except BaseException:
+                self.report.give_up(item)
+                raise
+            if answer is None:  # cut off by the end of the budget
+                self.report.give_up(item)
+                return
+            result = self.report.record(item, answer, time.monotonic() - started)
+            slow |= {item["libtype"]} if result["status"] == "late" else set()
+            progress(len(self.report.results), len(items), until - time.monotonic(), result)
+
+    @property
+    def failed(self) -> list[dict[str, Any]]:
+        """Return the results that are faults."""
+        return [result for result in self.report.results if result["status"] in FAULTY]
