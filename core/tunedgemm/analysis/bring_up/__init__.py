@@ -16,6 +16,8 @@ import attrs
 from tunedgemm.analysis.bring_up.examiner import Examiner
 from tunedgemm.analysis.bring_up.report import FAULTY, Report
 
+#: Seconds of a check after which its backend counts as slow.
+_SLOW_S = 40.0
 #: Receives (number of results, items of the plan, seconds left, result) after each check.
 Progress = Callable[[int, int, float, dict[str, Any]], None]
 
@@ -37,7 +39,7 @@ class Bringing:
     def run(self, items: list[dict[str, Any]], until: float, progress: Progress) -> None:
         """Run the items that have no result yet, until a time of `time.monotonic`.
 
-        Items of a libtype whose kernels do not compile in time come after all others.
+        Items of a libtype whose kernels compile slowly come after all others.
         """
         waiting = self.report.without_result(items)
         slow: set[str] = set()
@@ -54,7 +56,8 @@ class Bringing:
                 self.report.give_up(item)
                 return
             result = self.report.record(item, answer, time.monotonic() - started)
-            slow |= {item["libtype"]} if result["status"] == "late" else set()
+            is_slow = item["libtype"] and (result["status"] == "late" or result["seconds"] > _SLOW_S)
+            slow |= {item["libtype"]} if is_slow else set()
             progress(len(self.report.results), len(items), until - time.monotonic(), result)
 
     @property
