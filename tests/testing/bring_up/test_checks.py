@@ -103,7 +103,7 @@ def timed(us: float, status: str = "ok", name: str = "k") -> Timing:
     ],
 )
 def test_verdict_of_tuning(timings: list[Timing], status: str, detail: str) -> None:
-    """Faulty candidates, times below the roofline and a missing winner are faults; lists have their regret."""
+    """Faulty candidates, a time below the roofline and a missing winner are faults."""
     winner = min((each for each in timings if each.us), key=lambda each: each.us, default=None)
     verdict = verdict_of_tuning(Bench(H200, lambda *_: None), Outcome(Task(SHAPE), winner, None, tuple(timings)))
     assert verdict.status == status and detail in verdict.detail
