@@ -124,9 +124,8 @@ class Report:
         self._begun = item
         self.write()
 
-    def give_up(self, item: dict[str, Any]) -> None:
-        """Store that a check did not end and may run again."""
-        del item
+    def give_up(self) -> None:
+        """Store that the check that had begun may run again."""
         self._begun = None
         self.write()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -56,12 +54,10 @@ def _factor(case: Case, launcher: Launcher) -> str:
 
 def kernels(bench: Bench) -> Verdict:
     """Launch and verify as many kernels of the list as fit in some seconds, spread over the list."""
-    assert bench.backend is not None
-    assert bench.shape is not None
-    verifier, listed = bench.verifier(), bench.backend.solutions(bench.shape, bench.device)
-    end, step = time.monotonic() + _KERNELS_S, max(1, int(len(listed) ** 0.5))
+    backend, shape = bench.subject
+    verifier, listed = bench.verifier(), backend.solutions(shape, bench.device)
+    step = max(1, int(len(listed) ** 0.5))
     spread = [solution for start in range(step) for solution in listed[start::step]]
-    in_time = itertools.takewhile(lambda _: time.monotonic() < end, spread)  # asked before each kernel
     ran: dict[str, None] = {}
 
     def examine(solution: Solution, launcher: Launcher) -> str:
@@ -69,14 +65,13 @@ def kernels(bench: Bench) -> Verdict:
             ran[solution.kernel_name] = None
         return fault
 
-    verdict = bench.each_launcher(examine, in_time)
+    verdict = bench.each_launcher(examine, spread, _KERNELS_S)
     return attrs.evolve(verdict, measures=verdict.measures | {"listed": len(listed), "kernels": list(ran)})
 
 
 def served(bench: Bench) -> Verdict:
     """Verify all that a row of a solution would serve: fewer rows, other strides, threads, memory."""
-    assert bench.backend is not None
-    backend, checks = bench.backend, Served(bench.verifier(), bench.device, None)
+    (backend, _), checks = bench.subject, Served(bench.verifier(), bench.device, None)
 
     def examine(solution: Solution, launcher: Launcher) -> str:
         return fault_of(checks.check(solution, launcher, lambda shape: backend.bind(solution, shape, bench.device)))
@@ -87,13 +82,12 @@ def served(bench: Bench) -> Verdict:
 def _sharing(bench: Bench, check: Callable[..., str], launchers: Callable[[Launcher], bool]) -> Verdict:
     case = bench.case()
     drawn = [case.drawn(seed) for seed in (0, 1)]
-    operands, shape = [each.operands for each in drawn], bench.shape
-    assert shape is not None
+    operands = [each.operands for each in drawn]
 
     def examine(_: Solution, launcher: Launcher) -> str:
         if not launchers(launcher):
             return ""
-        fault = check(launcher, operands, fault=lambda index, out: output_fault(shape, out, drawn[index].reference))
+        fault = check(launcher, operands, fault=lambda index, out: output_fault(case.shape, out, drawn[index].reference))
         return f"wrong: {fault}" if fault else ""
 
     return bench.each_launcher(examine, bench.sample()[:2])

@@ -5,6 +5,7 @@ A check announces each step that may hang, so that the parent can name what hung
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -24,6 +25,8 @@ from tunedgemm.tuner.verify import Verifier
 
 #: Seconds after which a launch counts as hung, and a compilation or a run of the tuner as late.
 LAUNCH_S, COMPILE_S, TUNE_S = 30.0, 120.0, 180.0
+#: Seconds in which the solutions of one check begin.
+CHECK_S = 20.0
 #: Statuses of a timing that are faults of the backend.
 FAULTY = ("wrong", "failed", "hung", "crashed", "fault", "leaks")
 #: How refusals begin that are exceptions, and the one that `bind` may raise where registers or
@@ -68,15 +71,17 @@ class Bench:
     libtypes: str = "all"
 
     @property
-    def limiting(self) -> Device:
-        """Return the device whose limits apply: the one that a fake emulates, else the present one."""
-        return self.device.limiting(self.backend.host if self.backend else None)
+    def subject(self) -> tuple[Backend, Shape]:
+        """Return the backend and the shape, of a check that has both."""
+        assert self.backend is not None
+        assert self.shape is not None
+        return self.backend, self.shape
 
     def case(self) -> Case:
         """Return operands and references of the shape, made for two seeds."""
-        assert self.shape is not None
-        self.announce("reference", str(self.shape), COMPILE_S)
-        case = Case(self.shape, self.device, op_named(self.shape.op), (), ())
+        _, shape = self.subject
+        self.announce("reference", str(shape), COMPILE_S)
+        case = Case(shape, self.device, op_named(shape.op), (), ())
         for seed in (0, 1):
             case.drawn(seed)
         return case
@@ -90,44 +95,51 @@ class Bench:
 
     def bound(self, solutions: Iterable[Solution]) -> Iterator[tuple[Solution, Launcher | Unsupported]]:
         """Yield each solution with its launcher or refusal; announce its compilation and its launches."""
-        assert self.backend is not None
-        assert self.shape is not None
+        backend, shape = self.subject
         for solution in solutions:
-            if reason := self.backend.lacks(solution, self.shape, self.device):
+            if reason := backend.lacks(solution, shape, self.device):
                 yield solution, Unsupported(reason)
                 continue
             self.announce("compile", str(solution), COMPILE_S)
-            _, fault = attempt(self.backend.prepare, solution, self.shape, self.device)
-            answer = Unsupported(f"its prepare() raised {fault}") if fault else self.backend.bind(solution, self.shape, self.device)
+            _, fault = attempt(backend.prepare, solution, shape, self.device)
+            answer = Unsupported(f"its prepare() raised {fault}") if fault else backend.bind(solution, shape, self.device)
             self.announce("launch", str(solution), LAUNCH_S)
             yield solution, answer
 
     def sample(self) -> list[Solution]:
         """Return the backend's own choice, and the first, middle and last solution of its list."""
-        assert self.backend is not None
-        assert self.shape is not None
-        self.announce("list", self.backend.libtype, COMPILE_S)
-        own, listed = self.backend.heuristic_fallback(self.shape, self.device), self.backend.solutions(self.shape, self.device)
+        backend, shape = self.subject
+        self.announce("list", backend.libtype, COMPILE_S)
+        own, listed = backend.heuristic_fallback(shape, self.device), backend.solutions(shape, self.device)
         return list(dict.fromkeys([*([own] if own else []), *listed[:1], *listed[-1:], *listed[len(listed) // 2 :][:1]]))
 
-    def each_launcher(self, examine: Callable[[Solution, Launcher], str], solutions: Iterable[Solution] | None = None) -> Verdict:
-        """Return the verdict over solutions: *examine* returns the fault of one, after its status."""
+    def each_launcher(
+        self, examine: Callable[[Solution, Launcher], str], solutions: Iterable[Solution] | None = None, seconds: float = CHECK_S
+    ) -> Verdict:
+        """Return the verdict over solutions, as many as begin within some seconds, at least one.
+
+        Args:
+            examine: returns the fault of one after its status, ``wrong: …``, or "".
+            solutions: the solutions; by default `sample`.
+        """
+        end = time.monotonic() + seconds
         ran, faults, refusals, last = 0, list[tuple[str, str]](), list[tuple[str, str]](), ""
         for solution, answer in self.bound(self.sample() if solutions is None else solutions):
             kernel = str(solution)
-            if isinstance(answer, Unsupported):
-                broken = answer.reason.startswith(_RAISED) and _ALLOWED not in answer.reason
-                (faults if broken else refusals).append((kernel, f"failed: {answer.reason}" if broken else answer.reason))
-                continue
-            ran, last = ran + 1, kernel
-            fault, raised = attempt(examine, solution, answer)
-            if text := f"failed: {raised}" if raised and _ALLOWED not in raised else fault:
-                faults.append((kernel, text))
-        verdict = verdict_over(ran, faults, refusals, last)
-        assert self.backend is not None
-        assert self.shape is not None
+            if isinstance(answer, Launcher):
+                ran, last = ran + 1, kernel
+                fault, raised = attempt(examine, solution, answer)
+                text = f"failed: {raised}" if raised and _ALLOWED not in raised else fault
+                faults += [(kernel, text)] if text else []
+            elif answer.reason.startswith(_RAISED) and _ALLOWED not in answer.reason:
+                faults.append((kernel, f"failed: {answer.reason}"))
+            else:
+                refusals.append((kernel, answer.reason))
+            if time.monotonic() > end:
+                break
+        verdict, (backend, shape) = verdict_over(ran, faults, refusals, last), self.subject
         none = verdict.status == "refused" and not refusals
-        return attrs.evolve(verdict, detail=self.backend.why_none(self.shape, self.device)) if none else verdict
+        return attrs.evolve(verdict, detail=backend.why_none(shape, self.device)) if none else verdict
 
 
 def verdict_over(ran: int, faults: list[tuple[str, str]], refusals: list[tuple[str, str]], last: str) -> Verdict:
