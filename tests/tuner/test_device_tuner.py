@@ -316,14 +316,18 @@ def test_operands_that_do_not_fit_end_the_shape() -> None:
     assert set(statuses(outcome).values()) == {"out_of_memory"}
 
 
-def test_an_incumbent_stays_unless_it_loses_a_paired_comparison() -> None:
-    """The table's row stays against an equally fast solution. A clearly faster one replaces it."""
-    task = Task(SHAPE, incumbent=Solution("turbo", "three"))
+@pytest.mark.parametrize("name", ["incumbent", "guess"])
+def test_what_serves_stays_unless_it_loses_a_paired_comparison(name: str) -> None:
+    """The table's row, or an untuned call's guess, stays against an equally fast solution.
+
+    A clearly faster one replaces it.
+    """
+    task = Task(SHAPE, **{name: Solution("turbo", "three")})
 
     same, _ = tuned(device_tuner(never, bench=clock(three=10.04)), task=task)
     slow, _ = tuned(device_tuner(never, bench=clock(three=10.1)), task=task)
 
-    assert (same.winner and same.winner.solution) == task.incumbent
+    assert (same.winner and same.winner.solution) == task.holder
     assert (slow.winner and slow.winner.solution.kernel_name) == "one"
 
 

@@ -245,7 +245,10 @@ def test_one_row_of_a_small_weight_comes_before_many_of_a_large_one(gfx: str, tm
 
 
 def test_a_shape_that_is_served_well_untuned_waits(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backend's choice, or the row of a padded M, leaves less to save than torch's call does."""
+    """A backend's choice, or the row of a padded M, leaves less to save than torch's call does.
+
+    The choice is what a winner has to beat.
+    """
     listed = [Untuned(Shape("a16w16", m, n, 4096)) for n, m in ((8192, 7), (4096, 8), (4096, 64))]
 
     def choose(shape: Shape, device: Device) -> Solution | None:
@@ -255,12 +258,16 @@ def test_a_shape_that_is_served_well_untuned_waits(table: Path, monkeypatch: pyt
     chooser = with_hooks(fake_backend("skinny"), heuristic_fallback=choose)
     monkeypatch.setenv("TUNEDGEMM_FALLBACK", "skinny")
 
+    def tasks(registry: Registry | None) -> tuple[Task, ...]:
+        return plan(OP, listed, table, H200, Options(budget=60.0), registry=registry).tasks
+
     def order(registry: Registry | None) -> list[int]:
-        return [task.shape.m for task in plan(OP, listed, table, H200, Options(budget=60.0), registry=registry).tasks]
+        return [task.shape.m for task in tasks(registry)]
 
     assert order(None) == [7, 64, 8] and order(fake_registry(chooser)) == [7, 8, 64]
     write_rows(table, OP, [row(Shape("a16w16", 8, 8192, 4096))])
     assert order(None) == [64, 8, 7]
+    assert {task.shape.m: task.holder for task in tasks(fake_registry(chooser))} == {64: Solution("skinny", "k"), 7: None, 8: None}
 
 
 @pytest.mark.parametrize("option", ["batch_invariant", "whole"])

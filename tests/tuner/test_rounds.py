@@ -16,8 +16,9 @@ from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.tuner import rounds as module
+from tunedgemm.tuner.clocks import _THROTTLE
 from tunedgemm.tuner.measure import median_and_noise
-from tunedgemm.tuner.rounds import Workload, cache_bytes, clocks, touch
+from tunedgemm.tuner.rounds import RETAKEN, Workload, cache_bytes, touch
 from tunedgemm.tuner.trial import Samples
 
 OP = op_named("a16w16")
@@ -54,6 +55,22 @@ def test_every_solution_runs_once_a_round_in_a_changing_order() -> None:
     assert len(rounds) == 12
     assert all(sorted(names) == ["a", "b", "c"] for names in rounds)
     assert len({tuple(names) for names in rounds}) > 1
+
+
+def test_a_sample_that_another_process_interrupts_is_taken_again() -> None:
+    """On a GPU a sample of twice the shortest is repeated, for the shortest of a few; not on a CPU."""
+    workload, taken = Workload(OP, SMALL, device_of(-1)), iter([8.0, 1.1, 5.0, 6.0, 7.0, 9.0])
+
+    def start():
+        return lambda: next(taken)
+
+    assert workload._uninterrupted(lambda: 9.0, start, [1.0]) == 9.0
+    workload.device = Device("sm_90", 132, "nvidia-h200", 0)
+    assert workload._uninterrupted(lambda: 1.9, start, [1.0]) == 1.9
+    assert workload._uninterrupted(lambda: 9.0, start, []) == 9.0
+    assert workload._uninterrupted(lambda: 9.0, start, [1.0]) == 1.1
+    assert workload._uninterrupted(lambda: 9.0, start, [1.0]) == 5.0
+    assert next(taken) == 9.0, f"{RETAKEN} are taken at most"
 
 
 def test_an_interrupted_sample_without_calls_shortens_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,39 +155,6 @@ def test_a_launcher_that_raises_leaves_the_others_timed(calls: int) -> None:
 def test_the_last_level_cache_is_known() -> None:
     """The size that weights must outgrow is plausible."""
     assert 1 << 20 <= cache_bytes(current_device()) <= 1 << 30
-
-
-def test_unknown_clocks_are_zero() -> None:
-    """On a CPU, and without NVML or a driver, the clock is 0 and the reason empty."""
-    assert clocks(device_of(-1)) == (0, "")
-    if not torch.cuda.is_available():
-        assert clocks(Device("sm_90", 132, "nvidia-h200", 0)) == (0, "")
-
-
-def test_throttle_reasons_are_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVML's bits become words for the throttle reasons.
-
-    Idling and clocks that users set are no such thing.
-    """
-
-    class Nvml:
-        NVML_CLOCK_SM = 1
-        reasons = 0
-
-        def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
-            assert (handle, kind) == ("H200", 1)
-            return 1755
-
-        def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
-            return self.reasons
-
-    nvml = Nvml()
-    monkeypatch.setattr(module, "_nvml", lambda index: (nvml, "H200"))
-    told = []
-    for nvml.reasons in (0x1, 0x2, 0x4, 0x40 | 0x8):
-        told.append(clocks(Device("sm_90", 132, "nvidia-h200", 0)))
-
-    assert told == [(1755, ""), (1755, ""), (1755, "power cap"), (1755, "hardware slowdown, heat (hardware)")]
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float32"])
@@ -298,7 +282,7 @@ def test_the_clock_is_read_from_nvml() -> None:
 
     assert isinstance(answer, Samples)
     assert 300 <= answer.clock_mhz <= 4000
-    assert set(answer.throttled.split(", ")) <= {"", *module._THROTTLE.values()}
+    assert set(answer.throttled.split(", ")) <= {"", *_THROTTLE.values()}
 
 
 @pytest.mark.gpu

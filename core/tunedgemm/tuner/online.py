@@ -40,7 +40,7 @@ _RACED, _COMPILED, _HUNG, _MEASURED = 1 / 2, 1 / 3, 1 / 10, 1 / 10
 _SPENT, _RACE_S, _JOBS, _NICE = 0.85, 0.5, 4, 10
 #: The same: uncounted and counted rounds of a race. Each sample waits for its time slice beside the
 #: server, about 3 ms on an H200.
-_WARMUP, _ROUNDS = 1, 11
+_WARMUP, _ROUNDS = 1, 21
 #: Least seconds for further solutions, once every shape has had its guesses: the tuner starts anew.
 _FURTHER_S = 20.0
 #: Seconds between looks at the parent.

@@ -17,6 +17,7 @@ from tunedgemm.ops import ops
 from tunedgemm.ops.op import Op
 from tunedgemm.ops.padded_m import serving
 from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Problem, Row, key_shape, problem_lines, read_rows
 from tunedgemm.table.folders import table_paths, untuned_path
 from tunedgemm.table.sheet import present
@@ -151,8 +152,9 @@ def plan(
         stale = row is not None and libvers.get(row.solution.libtype) != row.libver
         wanted = stale if options.stale else row is None or options.all
         if shape.m and wanted:
-            saving = counts[shape] * _saving_us(op, shape, device, rows, registry) if options.budget else 0.0
-            tasks.append(Task(shape, counts[shape], row.solution if row else None, saving=saving))
+            guess = _guess(shape, device, registry) if options.budget else None
+            saving = counts[shape] * _saving_us(op, shape, device, rows, guess) if options.budget else 0.0
+            tasks.append(Task(shape, counts[shape], row.solution if row else None, guess, saving=saving))
         else:
             skipped.append(shape)
     tasks = _in_order(op, tasks, device, options)
@@ -194,16 +196,19 @@ def _share(shapes: list[Shape], options: Options) -> list[Shape]:
     return sorted(shares[part - 1], key=_by_sizes)
 
 
-def _saving_us(op: Op, shape: Shape, device: Device, rows: Mapping[Shape, Row], registry: Registry | None) -> float:
+def _guess(shape: Shape, device: Device, registry: Registry | None) -> Solution | None:
+    """Return what serves a shape without a row; None for torch."""
+    described = attrs.evolve(device, index=-1)  # this process touches no device
+    return next(choices(shape, described, registry, untuned_libtypes()), None) if registry is not None else None
+
+
+def _saving_us(op: Op, shape: Shape, device: Device, rows: Mapping[Shape, Row], guess: Solution | None) -> float:
     """Return the microseconds that tuning is expected to save of a call.
 
-    A row serves it now, perhaps that of a padded M, or a backend's choice; else torch does.
+    A row serves it now, perhaps that of a padded M, or a backend's guess; else torch does.
     """
     near = (key_shape(attrs.evolve(shape, m=m)) for m in serving(op.padded_m, shape.m, shape.n, device.kind))
-    described = attrs.evolve(device, index=-1)  # this process touches no device
-    is_chosen = any(each in rows for each in near)
-    is_chosen = is_chosen or (registry is not None and any(choices(shape, described, registry, untuned_libtypes())))
-    return saving_us(op, shape, device, is_chosen=is_chosen)
+    return saving_us(op, shape, device, is_chosen=guess is not None or any(each in rows for each in near))
 
 
 def _in_order(op: Op, tasks: list[Task], device: Device, options: Options) -> list[Task]:

@@ -7,7 +7,6 @@ runs each solution once, in random order, and solutions are compared within roun
 from __future__ import annotations
 
 import contextlib
-import functools
 import random
 import statistics
 import time
@@ -25,8 +24,9 @@ from tunedgemm.device import Device
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.tuner.clocks import clocks
 from tunedgemm.tuner.roofline import guess_us
-from tunedgemm.tuner.trial import POWER_CAP, Samples
+from tunedgemm.tuner.trial import Samples
 
 #: Device time of a sample in microseconds, so that a graph launch adds less than 1 %.
 SAMPLE_US = 400.0
@@ -50,15 +50,13 @@ STEP, SETTLED = 0.025, 0.003
 #: Fewest empty samples before the first round, and most recent ones used: with one or two, an
 #: interrupt would make all times too short.
 LEAST_TOUCHES, RECENT_TOUCHES = 5, 51
+#: A sample that takes so many times the solution's shortest had to wait for another process, whose
+#: time slices take milliseconds; it is taken again, so often at most.
+INTERRUPTED, RETAKEN = 2.0, 3
 #: Least plausible microseconds of a call.
 LEAST_US = 0.01
 #: Most bytes that `touch` rewrites.
 _TOUCHED = 16 << 10
-#: NVML's throttling reasons (nvml.h, nvmlClocksEventReason*), without idle and user clocks.
-_THROTTLE = {
-    0x4: POWER_CAP, 0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake",
-}  # fmt: skip
-
 #: Starts a sample; returns a function that waits for it and returns microseconds per call.
 Start = Callable[[], Callable[[], float]]
 #: Checks (solution, output, index of the operand set); raises for a wrong output.
@@ -100,42 +98,6 @@ def _cpu_cache() -> int:
         text = path.read_text().strip()
         sizes.append(int(text[:-1]) << {"K": 10, "M": 20, "G": 30}.get(text[-1], 0) if text[-1].isalpha() else int(text))
     return min(max(sizes), 256 << 20)
-
-
-def clocks(device: Device) -> tuple[int, str]:
-    """Return the SM clock in MHz and the throttling reason; 0 and "" if unknown.
-
-    This needs the optional Python bindings of NVML (``nvidia-ml-py``) or AMD SMI.
-    """
-    with contextlib.suppress(Exception):  # bindings and drivers may be missing, old or restricted
-        if device.kind == "nvidia":
-            return _nvidia_clocks(device.torch_device.index)
-    with contextlib.suppress(Exception):
-        if device.kind != "cpu":
-            return int(torch.cuda.clock_rate(device.torch_device)), ""
-    return 0, ""
-
-
-@functools.lru_cache
-def _nvml(index: int) -> tuple[Any, Any]:
-    """Return NVML's bindings and its handle of a CUDA device.
-
-    `CUDA_VISIBLE_DEVICES` may have renumbered the device.
-    """
-    import pynvml  # type: ignore[import-not-found, unused-ignore]
-
-    pynvml.nvmlInit()
-    uuid = str(torch.cuda.get_device_properties(index).uuid)
-    return pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
-
-
-def _nvidia_clocks(index: int) -> tuple[int, str]:
-    nvml, handle = _nvml(index)
-    mhz, throttling = int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)), ""
-    with contextlib.suppress(Exception):  # not every GPU reports it
-        reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-        throttling = ", ".join(word for bit, word in _THROTTLE.items() if reasons & bit)
-    return mhz, throttling
 
 
 class Workload:
@@ -215,10 +177,8 @@ class Workload:
             pending = {}
             touched = self._replay(self._touches) if self._touches else None
             for solution in self._random.sample(list(samples), len(samples)):
-                if self._flush is not None:
-                    self._flush.sum()
                 try:
-                    finish = timers[solution]()
+                    finish = self._begin(timers[solution])
                     if number == rounds - 1 and self.judge is not None:
                         self.judge(solution, self._last_output(solution), len(self._used) - 1)
                     pending[solution] = finish
@@ -228,7 +188,7 @@ class Workload:
                 mhz, throttled = clocks(self.device)  # while the round still runs
             for solution, finish in pending.items():
                 try:
-                    samples[solution].append(finish())
+                    samples[solution].append(self._uninterrupted(finish, timers[solution], samples[solution]))
                 except Exception as error:
                     self._drop_failed(solution, error, samples, answers)
             if touched:
@@ -236,6 +196,19 @@ class Workload:
         self._worked, self._last = time.perf_counter(), None
         timed = {solution: Samples(self._alone(solution, us), self.calls, mhz, throttled) for solution, us in samples.items()}
         return {**answers, **timed}
+
+    def _uninterrupted(self, finish: Callable[[], float], start: Start, before: Sequence[float]) -> float:
+        """Return a sample; of a GPU that another process uses, the shortest of some in its place."""
+        us, left = finish(), RETAKEN if self.device.kind != "cpu" else 0
+        while before and left and us > INTERRUPTED * min(before):
+            us, left = min(us, self._begin(start)()), left - 1
+        return us
+
+    def _begin(self, start: Start) -> Callable[[], float]:
+        """Start a sample with cold caches."""
+        if self._flush is not None:
+            self._flush.sum()
+        return start()
 
     def _last_output(self, solution: Solution) -> Any:
         """Return the output of the last call in the current sample."""

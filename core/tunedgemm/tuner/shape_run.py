@@ -89,11 +89,11 @@ class ShapeRun:
             raise BudgetSpent("the budget leaves no time for all candidates")
 
     def _list(self) -> list[Solution]:
-        """Return the candidates to try first: the baseline, the backends' solutions, and the incumbent.
+        """Return the candidates to try first: the baseline, the backends' solutions, and what serves now.
 
-        Refining may not find the incumbent again, which then would lose unmeasured.
+        Refining may not find the latter again, which then would lose unmeasured.
         """
-        shape, incumbent = self.task.shape, self.task.incumbent
+        shape, holder = self.task.shape, self.task.holder
         self._emit_step("list")
         try:
             with self._clock("list"):
@@ -104,8 +104,8 @@ class ShapeRun:
         offered, self._baseline = listing.solutions, listing.baseline
         self._rest, self._quick = listing.rest, listing.quick
         self._reason, self._refusals = "" if offered else listing.reasons, listing.refusals
-        if incumbent and incumbent.libtype in {solution.libtype for solution in offered} & self.tuner.ranks.keys():
-            offered = (*offered, incumbent)
+        if holder and holder.libtype in {solution.libtype for solution in offered} & self.tuner.ranks.keys():
+            offered = (*offered, holder)
         candidates = dict.fromkeys([*([self._baseline] if self._baseline else []), *(self.task.only or offered)])
         return [solution for solution in candidates if solution not in self._timings]
 
@@ -301,7 +301,7 @@ class ShapeRun:
         with self._clock("check"):
             for solution in sorted(finalists, key=lambda solution: self._timings[solution].us):
                 us = self._timings[solution].us
-                if us > limit and solution not in (self._baseline, self.task.incumbent):  # both may still win
+                if us > limit and solution not in (self._baseline, self.task.holder):  # both may still win
                     continue
                 after = self.tuner.client.check("check_again", self.task.shape, solution)
                 if after.status != "ok":
@@ -322,9 +322,9 @@ class ShapeRun:
     def _select(self, finalists: Sequence[Solution]) -> tuple[Timing | None, int]:
         """Return the winner, and the number of ties.
 
-        The fastest must beat the incumbent, or else the baseline, in a paired comparison.
+        The fastest must beat what serves now, or else the baseline, in a paired comparison.
         """
-        ranks, baseline, incumbent = self.tuner.ranks, self._baseline, self.task.incumbent
+        ranks, baseline, holder = self.tuner.ranks, self._baseline, self.task.holder
         last = [timing for solution, timing in self._timings.items() if solution in self._last and timing.ok]
         challenger, tied = select(last or tuple(self._timings.values()), None, ranks, tuple(ranks), guesses=self._guesses)
         if challenger is None:
@@ -332,15 +332,15 @@ class ShapeRun:
         chosen = challenger.solution
         near = sorted((timing for timing in last if timing.us <= challenger.us * (1 + MAX_NOISE)), key=lambda timing: timing.us)
         possible = list(dict.fromkeys([chosen, *(timing.solution for timing in near)]))
-        if incumbent is not None and incumbent in finalists:
-            chosen = self._better(possible, incumbent, TIE)
+        if holder is not None and holder in finalists:
+            chosen = self._better(possible, holder, TIE)
             possible = [chosen]
         if baseline is not None and baseline in finalists:
-            better = self._better(possible, baseline, DEFAULT_TIE if incumbent is None else TIE)
+            better = self._better(possible, baseline, DEFAULT_TIE if holder is None else TIE)
             chosen = better if better.libtype in ranks else chosen
         if not self._timings[chosen].ok:  # it failed in its last rounds, and not all of the others were checked again
             self._check_again([solution for solution in finalists if self._timings[solution].ok])
-            return select(tuple(self._timings.values()), incumbent, ranks, tuple(ranks))
+            return select(tuple(self._timings.values()), holder, ranks, tuple(ranks))
         return self._timings[chosen], tied
 
     def _better(self, challengers: Sequence[Solution], holder: Solution, keep: float) -> Solution:

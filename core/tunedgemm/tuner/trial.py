@@ -136,6 +136,7 @@ class Task:
         shape: the shape.
         count: its calls in the workload.
         incumbent: the table's current solution.
+        guess: what serves without a row; None for torch, and without a budget.
         only: if given, time only these solutions and the baseline, without a screen.
         saving: expected saving of tuning over all calls, in microseconds; 0 without a budget.
     """
@@ -143,8 +144,14 @@ class Task:
     shape: Shape
     count: int = 1
     incumbent: Solution | None = None
+    guess: Solution | None = attrs.field(default=None, eq=False)
     only: tuple[Solution, ...] = ()
     saving: float = attrs.field(default=0.0, eq=False)
+
+    @property
+    def holder(self) -> Solution | None:
+        """Return what serves now, which a winner has to beat."""
+        return self.incumbent or self.guess
 
 
 #: Version of the measurement method; trials of other versions are not comparable. In 2, each call

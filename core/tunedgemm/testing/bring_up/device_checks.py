@@ -20,7 +20,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.testing.bring_up.bench import LAUNCH_S, Bench, Verdict
 from tunedgemm.testing.fakes import fake_backend, fake_registry, with_hooks
-from tunedgemm.tuner import rounds
+from tunedgemm.tuner.clocks import clocks as read_clocks
 
 #: Microseconds of dispatch that are a fault; the budget of `make bench` is 1.2.
 _DISPATCH_US = 10.0
@@ -87,7 +87,7 @@ def clocks(bench: Bench) -> Verdict:
     matrix = torch.randn(4096, 4096, device=bench.device.torch_device, dtype=torch.bfloat16)
     for _ in range(200):
         torch.mm(matrix, matrix)
-    mhz, throttled = rounds.clocks(bench.device)
+    mhz, throttled = read_clocks(bench.device)
     torch.cuda.synchronize()
     detail = throttled or ("" if mhz else "no clock; install nvidia-ml-py, or AMD SMI's Python package")
     return Verdict("ok" if mhz else "refused", detail, "", {"mhz": mhz})
