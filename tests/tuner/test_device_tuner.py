@@ -318,10 +318,7 @@ def test_operands_that_do_not_fit_end_the_shape() -> None:
 
 @pytest.mark.parametrize("name", ["incumbent", "guess"])
 def test_what_serves_stays_unless_it_loses_a_paired_comparison(name: str) -> None:
-    """The table's row, or an untuned call's guess, stays against an equally fast solution.
-
-    A clearly faster one replaces it.
-    """
+    """The table's row, or an untuned call's guess, stays unless another is clearly faster."""
     task = Task(SHAPE, **{name: Solution("turbo", "three")})
 
     same, _ = tuned(device_tuner(never, bench=clock(three=10.04)), task=task)
