@@ -23,6 +23,7 @@ from typing import Any
 
 import attrs
 import numpy as np
+from aiter_repeats import ladder_lines, repeats
 from aiter_rows import Candidate, Choice, Family, Measured, ck_family, families, measured, rows_of
 from aiter_rules import DEFAULTS, PR_3316, Rule, choice_of
 from harness import parser_of
@@ -49,6 +50,21 @@ No kernel ran here: AITER's authors measured the times, on GPUs that we do not h
   won, over the row's. bound known: for how many rows there is one.
 - A table's winners are of all its libtypes. A family's list is judged on the rows that it won.
 """
+#: Families without a model of their own, and why.
+NO_MODEL = """
+Without a model, today's order stays:
+
+- hipblaslt has no row. triton has one name, `auto`, in all rows, skinny one kernel in 2 rows, torch none.
+- flydsl and opus are not lists of ours; of flydsl most kernels won a few rows each.
+- batched ops, `a8w8` on gfx942 and other families of fewer than 100 rows or 5 layers.
+- fmoe: a row is the sum of two kernels, and its time depends on routing, which tables do not state.
+"""
+PADDED = """
+A row of the padded M serves a smaller M, which has a row, too. With the same kernel nothing is lost.
+Else the padded row's time over the row's is a bound. Finely and coarsely: AITER's two steps.
+"""
+#: Conditions of use: rows, median error, and points of winners that are first.
+LEAST_ROWS, MOST_ERROR, LEAST_GAIN = 100, 0.15, 0.05
 #: Weight of a winner's rank in the loss, and of the squared logarithms of factors.
 OF_RANK, OF_FACTORS = 0.02, 0.03
 
@@ -142,8 +158,8 @@ class Judged:
 
     def cells(self) -> list[str]:
         """Return the table's cells: errors, then ranks by layers and bands, and by rows."""
-        known = np.isfinite(self.error)
-        both = " / ".join(f"{_quantile(self.error[known], self.weight[known], of):.1%}" for of in (0.5, 0.9)) if known.any() else ""
+        known = np.isfinite(self.error).any()
+        both = " / ".join(f"{self.quantile(of):.1%}" for of in (0.5, 0.9)) if known else ""
         cells = [both]
         for weight in (self.weight, np.ones(len(self.rank))):
             cells += [f"{np.average(self.rank <= most, weights=weight):.1%}" for most in (1, 4, 8, 24)]
@@ -152,10 +168,14 @@ class Judged:
         bound = f"{np.median(self.bounds[known]):.1%} / {np.quantile(self.bounds[known], 0.9):.1%}" if known.any() else ""
         return [*cells, f"{known.mean():.0%}", bound]
 
-    def margin(self) -> float:
-        """Return 1 and the error that nine of ten predictions do not exceed."""
+    def quantile(self, share: float) -> float:
+        """Return the error that a share of predictions does not exceed."""
         known = np.isfinite(self.error)
-        return 1 + _quantile(self.error[known], self.weight[known], 0.9)
+        return _quantile(self.error[known], self.weight[known], share)
+
+    def first(self) -> float:
+        """Return the share of layers and bands whose winner is first."""
+        return float(np.average(self.rank == 1, weights=self.weight))
 
 
 RATES_HEAD = ("libtype", "op", "gfx", "units", "margin", *NAMES, "factors")
@@ -279,19 +299,34 @@ def survey_lines(rows: Mapping[Any, list[Measured]], own: list[Family]) -> Itera
         yield f"| `{op}` | {libtype} | {gfx}:{units} | {' | '.join(map(str, cells))} | {count} |"
 
 
+def reason_against(held: Judged, without: Judged) -> str:
+    """Return why a family's rates are not used, or ""."""
+    error = held.quantile(0.5)
+    if len(held.rank) < LEAST_ROWS:
+        return f"fewer than {LEAST_ROWS} rows"
+    if error > MOST_ERROR:
+        return f"error above {MOST_ERROR:.0%}"
+    return "" if held.first() >= without.first() + LEAST_GAIN else "no better than without a model"
+
+
 def page(configs: Path, manifests: Path, steps: int, rates: Path | None) -> Iterator[str]:
-    """Yield the lines of the page; write the fitted rates."""
+    """Yield the lines of the page; write the rates that are used."""
     rows, own = measured(configs), families(manifests)
     yield from ("# Kernels of AMD, ordered by AITER's tables", "", "Written by `benchmarks/aiter_fit.py`; figures only.", NOTES)
-    yield from ("## Rows", "", *survey_lines(rows, own), "", "## Orders", "", HEAD, "|---" * 16 + "|")
-    lines = []
+    yield from ("## Rows", "", *survey_lines(rows, own), NO_MODEL, "## Orders", "", HEAD, "|---" * 16 + "|")
+    lines, against = [], ["| family | rates |", "|---|---|"]
     for family in own:
         mine = rows_of(family, rows)
-        for name, judged in judged_orders(family, mine, steps).items():
+        orders = judged_orders(family, mine, steps)
+        for name, judged in orders.items():
             yield f"| {family.name} | {name} | {len(judged.rank)} | {' | '.join(judged.cells())} |"
-            margin = judged.margin() if name.startswith("fitted, layers") else 0
-            if margin:
-                lines.append(rates_line(family, fit(mine, family, steps), margin))
+        held = orders["fitted, layers held out"]
+        reason = reason_against(held, orders["without a model"])
+        against.append(f"| {family.name} | {reason or 'used, margin ' + format(1 + held.quantile(0.9), '.2f')} |")
+        if rates is not None and not reason:
+            lines.append(rates_line(family, fit(mine, family, steps), 1 + held.quantile(0.9)))
+    yield from ("\n## Rates in use\n", *against, "\n## The same shape in two tables\n", repeats(rows))
+    yield from ("\n## Rows of a padded M\n", PADDED, *ladder_lines(rows))
     for name in () if rates is None else ("ck", "asm"):
         kept = [line for line in lines if line.startswith(name)]
         (rates / f"{name}.csv").write_text("\n".join([",".join(RATES_HEAD), *kept, ""]))
