@@ -28,6 +28,7 @@ from aiter_rows import Candidate, Choice, Family, Measured, ck_family, families,
 from aiter_rules import DEFAULTS, PR_3316, Rule, choice_of
 from harness import parser_of
 from tunedgemm.backends.rates import Rates, Work, predict_us
+from tunedgemm_ck.xdl import fitted_cost, space
 from tunedgemm_ck.xdl.names import FORMS
 
 #: Rows of a layer and a band of M that are fitted at most; folds of layers.
@@ -51,7 +52,7 @@ No kernel ran here: AITER's authors measured the times, on GPUs that we do not h
 - A table's winners are of all its libtypes. A family's list is judged on the rows that it won.
 """
 #: Families without a model of their own, and why.
-NO_MODEL = """
+NO_MODEL = """\
 Without a model, today's order stays:
 
 - hipblaslt has no row. triton has one name, `auto`, in all rows, skinny one kernel in 2 rows, torch none.
@@ -59,7 +60,11 @@ Without a model, today's order stays:
 - batched ops, `a8w8` on gfx942 and other families of fewer than 100 rows or 5 layers.
 - fmoe: a row is the sum of two kernels, and its time depends on routing, which tables do not state.
 """
-PADDED = """
+UNTUNED = """\
+By the shipped rates, on the rows whose shape AITER's choice takes: predicted times over the row's, median / 90 %.
+Answered: of all rows. Below torch's least: the row's time, of those answered. Shares of calls are in [untuned.md](untuned.md).
+"""
+PADDED = """\
 A row of the padded M serves a smaller M, which has a row, too. With the same kernel nothing is lost.
 Else the padded row's time over the row's is a bound. Finely and coarsely: AITER's two steps.
 """
@@ -285,6 +290,35 @@ def judged_orders(family: Family, rows: list[Measured], steps: int) -> dict[str,
     return lines
 
 
+def untuned_line(family: Family, rows: list[Measured], rates: Rates) -> str:
+    """Return a line about untuned calls: AITER's choice and ours by the prediction, and torch."""
+    times, names = Times.of(rows, family), list(dict.fromkeys(each.choice[0] for each in family.candidates))
+    us, _ = times.predict(rates)
+    column = {each.choice: number for number, each in enumerate(times.candidates)}
+    theirs = [column.get(choice_of(DEFAULTS.get(family.op, ()), names, FORMS[family.op].prefix, row.shape)) for row in rows]
+    known = np.array([number is not None and np.isfinite(line[number]) for number, line in zip(theirs, us, strict=True)])
+    whole = us[:, [number for number, each in enumerate(times.candidates) if each.parts == 1]].min(1)
+    taken = np.array([line[number] if fits else np.inf for line, number, fits in zip(us, theirs, known, strict=True)])
+    cells = []
+    for predicted in (taken, whole):
+        ratio, weight = predicted[known] / times.us[known], times.weight[known]
+        cells.append(" / ".join(f"{_quantile(ratio, weight, of):.2f}" for of in (0.5, 0.9)) if known.any() else "")
+    answered = [row for row in rows if next(iter(space.enumerate_untuned(row.shape, family.device)), None)]
+    right = sum(row.us < fitted_cost.torch_least_us(rates, row.shape, family.device) for row in answered)
+    share = f"{right / len(answered):.1%}" if answered else ""
+    return f"| {family.name} | {known.sum()} | {' | '.join(cells)} | {len(answered) / len(rows):.0%} | {share} |"
+
+
+def untuned_lines(rows: Mapping[Any, list[Measured]], own: list[Family]) -> Iterator[str]:
+    """Yield the table of untuned calls by the shipped rates of ck."""
+    yield "| family | rows | AITER's choice | first choice without splits | answered | below torch's least |"
+    yield "|---" * 6 + "|"
+    for family in own:
+        rates = fitted_cost.all_rates().get((family.libtype, family.op, family.device.gfx, family.device.cu_num))
+        if family.libtype == "ck" and rates:
+            yield untuned_line(family, rows_of(family, rows), rates)
+
+
 def survey_lines(rows: Mapping[Any, list[Measured]], own: list[Family]) -> Iterator[str]:
     """Yield the table of all rows by op, libtype and device."""
     yield "| op | libtype | device | rows | layers | tables | kernels | with splits | most frequent | candidates of ours |"
@@ -313,7 +347,7 @@ def page(configs: Path, manifests: Path, steps: int, rates: Path | None) -> Iter
     """Yield the lines of the page; write the rates that are used."""
     rows, own = measured(configs), families(manifests)
     yield from ("# Kernels of AMD, ordered by AITER's tables", "", "Written by `benchmarks/aiter_fit.py`; figures only.", NOTES)
-    yield from ("## Rows", "", *survey_lines(rows, own), NO_MODEL, "## Orders", "", HEAD, "|---" * 16 + "|")
+    yield from ("## Rows", "", *survey_lines(rows, own), "", NO_MODEL, "## Orders", "", HEAD, "|---" * 16 + "|")
     lines, against = [], ["| family | rates |", "|---|---|"]
     for family in own:
         mine = rows_of(family, rows)
@@ -325,7 +359,15 @@ def page(configs: Path, manifests: Path, steps: int, rates: Path | None) -> Iter
         against.append(f"| {family.name} | {reason or 'used, margin ' + format(1 + held.quantile(0.9), '.2f')} |")
         if rates is not None and not reason:
             lines.append(rates_line(family, fit(mine, family, steps), 1 + held.quantile(0.9)))
-    yield from ("\n## Rates in use\n", *against, "\n## The same shape in two tables\n", repeats(rows))
+    yield from (
+        "\n## Rates in use\n",
+        *against,
+        "\n## Untuned calls\n",
+        UNTUNED,
+        *untuned_lines(rows, own),
+        "\n## The same shape in two tables\n",
+        repeats(rows),
+    )
     yield from ("\n## Rows of a padded M\n", PADDED, *ladder_lines(rows))
     for name in () if rates is None else ("ck", "asm"):
         kept = [line for line in lines if line.startswith(name)]
