@@ -28,6 +28,7 @@ from aiter_rows import Candidate, Choice, Family, Measured, ck_family, families,
 from aiter_rules import DEFAULTS, PR_3316, Rule, choice_of
 from harness import parser_of
 from tunedgemm.backends.rates import Rates, Work, predict_us
+from tunedgemm_asm import cost as asm_cost
 from tunedgemm_ck.xdl import fitted_cost, space
 from tunedgemm_ck.xdl.names import FORMS
 
@@ -51,7 +52,7 @@ No kernel ran here: AITER's authors measured the times, on GPUs that we do not h
   won, over the row's. bound known: for how many rows there is one.
 - A table's winners are of all its libtypes. A family's list is judged on the rows that it won.
 """
-#: Families without a model of their own, and why.
+#: Families without rates, and why.
 NO_MODEL = """\
 Without a model, today's order stays:
 
@@ -63,6 +64,10 @@ Without a model, today's order stays:
 UNTUNED = """\
 By the shipped rates, on the rows whose shape AITER's choice takes: predicted times over the row's, median / 90 %.
 Answered: of all rows. Below torch's least: the row's time, of those answered. Shares of calls are in [untuned.md](untuned.md).
+"""
+OTHERS = """\
+There the row's time is at most that of any kernel of the family, which the fit did not see. A prediction below
+it is wrong. By the shipped rates, families of at least 100 such rows.
 """
 PADDED = """\
 A row of the padded M serves a smaller M, which has a row, too. With the same kernel nothing is lost.
@@ -314,9 +319,33 @@ def untuned_lines(rows: Mapping[Any, list[Measured]], own: list[Family]) -> Iter
     yield "| family | rows | AITER's choice | first choice without splits | answered | below torch's least |"
     yield "|---" * 6 + "|"
     for family in own:
-        rates = fitted_cost.all_rates().get((family.libtype, family.op, family.device.gfx, family.device.cu_num))
+        rates = shipped_rates(family)
         if family.libtype == "ck" and rates:
             yield untuned_line(family, rows_of(family, rows), rates)
+
+
+def shipped_rates(family: Family) -> Rates | None:
+    """Return a family's rates in the plugins."""
+    key = family.libtype, family.op, family.device.gfx, family.device.cu_num
+    return fitted_cost.all_rates().get(key) or asm_cost.all_rates().get(key)
+
+
+def other_lines(rows: Mapping[Any, list[Measured]], own: list[Family]) -> Iterator[str]:
+    """Yield the table of rows that another libtype won, where no kernel of a family is faster."""
+    yield "| family | rows of | rows | first prediction over the row's time, 10 % / median | below by more than the margin |"
+    yield "|---" * 5 + "|"
+    for family in own:
+        rates = shipped_rates(family)
+        for (op, libtype, gfx, units), mine in sorted(rows.items()):
+            if rates is None or (op, gfx, units) != (family.op, family.device.gfx, family.device.cu_num) or libtype == family.libtype:
+                continue
+            tried = [attrs.evolve(row, winner=next(iter(family.fitting(row.shape)))) for row in mine if family.fitting(row.shape)]
+            if len(tried) < LEAST_ROWS:
+                continue
+            ratio = np.concatenate([Times.of(tried[at : at + 500], family).predict(rates)[0].min(1) for at in range(0, len(tried), 500)])
+            ratio /= np.array([row.us for row in tried])
+            least, median = np.quantile(ratio, (0.1, 0.5))
+            yield f"| {family.name} | {libtype} | {len(ratio)} | {least:.2f} / {median:.2f} | {(ratio < 1 / rates.margin).mean():.0%} |"
 
 
 def survey_lines(rows: Mapping[Any, list[Measured]], own: list[Family]) -> Iterator[str]:
@@ -340,7 +369,7 @@ def reason_against(held: Judged, without: Judged) -> str:
         return f"fewer than {LEAST_ROWS} rows"
     if error > MOST_ERROR:
         return f"error above {MOST_ERROR:.0%}"
-    return "" if held.first() >= without.first() + LEAST_GAIN else "no better than without a model"
+    return "" if held.first() >= without.first() + LEAST_GAIN else "as good without a model"
 
 
 def page(configs: Path, manifests: Path, steps: int, rates: Path | None) -> Iterator[str]:
@@ -359,15 +388,10 @@ def page(configs: Path, manifests: Path, steps: int, rates: Path | None) -> Iter
         against.append(f"| {family.name} | {reason or 'used, margin ' + format(1 + held.quantile(0.9), '.2f')} |")
         if rates is not None and not reason:
             lines.append(rates_line(family, fit(mine, family, steps), 1 + held.quantile(0.9)))
-    yield from (
-        "\n## Rates in use\n",
-        *against,
-        "\n## Untuned calls\n",
-        UNTUNED,
-        *untuned_lines(rows, own),
-        "\n## The same shape in two tables\n",
-        repeats(rows),
-    )
+    yield from ("\n## Rates in use\n", *against)
+    yield from ("\n## Untuned calls\n", UNTUNED, *untuned_lines(rows, own))
+    yield from ("\n## Rows that another libtype won\n", OTHERS, *other_lines(rows, own))
+    yield from ("\n## The same shape in two tables\n", repeats(rows))
     yield from ("\n## Rows of a padded M\n", PADDED, *ladder_lines(rows))
     for name in () if rates is None else ("ck", "asm"):
         kept = [line for line in lines if line.startswith(name)]

@@ -27,7 +27,7 @@ def repeats(rows: Mapping[Any, list[Measured]]) -> str:
 
 
 def ladder_lines(rows: Mapping[Any, list[Measured]]) -> Iterator[str]:
-    """Yield a table of what a row of a padded M costs a smaller M that has a row of its own."""
+    """Yield a table of what a row of a padded M costs a smaller M that has a row, too."""
     best = defaultdict[Any, dict[int, Measured]](dict)
     for (op, _, gfx, units), mine in rows.items():
         for row in mine if op != "fmoe" else ():

@@ -41,7 +41,7 @@ ck count as built.
 """
 DEVICES = (Device("gfx942", 304), Device("gfx950", 256), Device("gfx942", 80))
 MS = tuple(1 << power for power in range(11))
-#: Op, with its dtype if it has several -> dtype (of fp8 the device's), kind of scales and layout of the weight.
+#: Op, with its dtype if it has several -> dtype (of fp8 the device's), kind of scales, layout.
 OPS = {
     "a16w16": ("bf16", "none", "row"),
     "a8w8": ("fp8", "row", "row"),

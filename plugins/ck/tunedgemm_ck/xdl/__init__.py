@@ -26,8 +26,8 @@ def _deterministic(instance: Instance, split: int) -> bool:
     return isinstance(instance, XdlInstance) and (split == 0 or not template.DEVICE_OPS[instance.op].split)
 
 
-#: Ops and units for which the first 24 of a list held 95 % of the winners of AITER's rows, on layers
-#: that were not fitted.
+#: Ops and units for which the first 24 of a list held 95 % of the winners of AITER's rows, on
+#: layers that were not fitted.
 _RANKED = {
     "gfx950": ("a8w8_blockscale:256", "a8w8_bpreshuffle:256", "a8w8_blockscale_bpreshuffle:256", "a4w4_blockscale:256"),
     "gfx942": ("a8w8_blockscale:304", "a8w8_bpreshuffle:80", "a8w8_blockscale_bpreshuffle:80"),
