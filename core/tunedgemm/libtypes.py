@@ -15,7 +15,11 @@ ALL = "all"
 RANK = ("hipblaslt", "cublaslt", "asm", "skinny", "triton", "ck", "cktile", "cutlass")
 
 #: Libtypes that may serve untuned calls, in order; TUNEDGEMM_FALLBACK overrides it.
-UNTUNED = ("hipblaslt", "triton", "asm", "skinny")
+UNTUNED = ("hipblaslt", "triton", "asm", "skinny", "ck")
+
+#: Libtypes that serve untuned calls on one kind of device -> the kind. Elsewhere they are not
+#: loaded for these.
+UNTUNED_KINDS = {"ck": "amd"}
 
 #: Other spellings in AITER's and gradlib's files.
 ALIASES = {"hipblast": "hipblaslt"}

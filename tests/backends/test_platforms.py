@@ -42,6 +42,13 @@ def test_an_architecture_or_its_kind_is_served():
     assert Platform(("cpu",)).serves("a8w8", Device("cpu-avx2", 8))
 
 
+def test_an_order_may_be_that_of_devices_with_some_units():
+    """`op:304` is ranked on 304 units alone, an op without units on all, and never elsewhere."""
+    platform = Platform(("gfx942",), ranked=("a8w8:304", "a16w16"))
+    assert platform.is_ranked("a8w8", Device("gfx942", 304)) and not platform.is_ranked("a8w8", Device("gfx942", 80))
+    assert platform.is_ranked("a16w16", Device("gfx942", 80)) and not platform.is_ranked("a16w16", Device("gfx950", 256))
+
+
 @pytest.mark.parametrize(
     ("stated", "fault"),
     [

@@ -1,8 +1,9 @@
 """Untuned calls: fitted choices serve where they were measured, or where the user lists libtypes."""
 
 import pytest
-from tunedgemm.backends.untuned import may_guess, stand_ins, unmeasured
+from tunedgemm.backends.untuned import choices, may_guess, stand_ins, unmeasured
 from tunedgemm.device import Device
+from tunedgemm.libtypes import UNTUNED, UNTUNED_KINDS
 from tunedgemm.shape import Shape
 
 PART, H200 = Device("sm_90", 60, "nvidia-h200"), Device("sm_90", 132, "nvidia-h200")
@@ -55,3 +56,18 @@ def test_shapes_of_measured_devices_stand_for_those_of_others(monkeypatch, devic
     assert [other.name for _, other in alike] == ["nvidia-h100-80gb-hbm3", "nvidia-h200"][: len(sizes)]
     monkeypatch.setenv("TUNEDGEMM_FALLBACK", "asm")
     assert stand_ins(Shape("a16w16", m, 4096, 2048), device) == []
+
+
+@pytest.mark.parametrize(("gfx", "kind"), [("sm_90", "nvidia"), ("gfx942", "amd"), ("cpu-avx2", "cpu")])
+def test_libtypes_of_another_kind_are_not_loaded(gfx, kind):
+    """A libtype for AMD costs an NVIDIA GPU and a CPU nothing: the registry is not asked for it."""
+    asked: list[str] = []
+
+    class Registry(dict):
+        def __contains__(self, libtype):
+            asked.append(libtype)
+            return False
+
+    assert list(choices(Shape("a16w16", 4, 32, 64), Device(gfx, 8), Registry(), UNTUNED)) == []
+    assert asked == [libtype for libtype in UNTUNED if UNTUNED_KINDS.get(libtype, kind) == kind]
+    assert ("ck" in asked) == (kind == "amd")

@@ -120,7 +120,7 @@ class Backend:
 
     def is_ranked(self, op: str, device: Device) -> bool:
         """Check that measured times confirm the order of the plugin's lists."""
-        return any(op in platform.ranked and platform.serves(op, device) for platform in self.platforms)
+        return any(platform.is_ranked(op, device) for platform in self.platforms)
 
     def refine(self, solution: Solution, shape: Shape, device: Device) -> list[Solution]:
         """Return the neighbours of a solution; none without a `refine` hook."""

@@ -81,7 +81,7 @@ def check_platforms(backend: Stated, _: attrs.Attribute[Any], platforms: tuple[A
     if platforms and (wrong := sorted(named ^ set(backend.ops))):
         raise PluginError(f"libtype {backend.libtype!r}: platforms and ops must name the same ops (differ in {', '.join(wrong)})")
     for platform in platforms:
-        if wrong := sorted(set(platform.ranked) - set(platform.ops or backend.ops)):
+        if wrong := sorted({name.partition(":")[0] for name in platform.ranked} - set(platform.ops or backend.ops)):
             raise PluginError(f"libtype {backend.libtype!r}: ranked must be among the ops of its platform (got {', '.join(wrong)})")
 
 

@@ -45,7 +45,7 @@ class Platform:
             untested.
         ops: the ops supported there; empty for all ops of the backend.
         ranked: ops whose lists are in an order that measured times confirm there; a quick search
-            tries their beginning.
+            tries their beginning. ``op:304`` is for devices with 304 units alone.
     """
 
     devices: tuple[str, ...] = attrs.field(validator=_devices)
@@ -58,3 +58,7 @@ class Platform:
         """Check whether the platform includes the op, and the device or its family."""
         names = (device.kind, *ARCHITECTURES.stand_ins(device.gfx))
         return (op in self.ops or not self.ops) and any(name in self.devices for name in names)
+
+    def is_ranked(self, op: str, device: Device) -> bool:
+        """Check whether measured times confirm the order of an op's lists on the device."""
+        return self.serves(op, device) and not {op, f"{op}:{device.cu_num}"}.isdisjoint(self.ranked)

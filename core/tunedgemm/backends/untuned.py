@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from tunedgemm.device import Device
-from tunedgemm.libtypes import BUILTIN
+from tunedgemm.libtypes import BUILTIN, UNTUNED_KINDS
 from tunedgemm.process.variables import KINDS, read
 from tunedgemm.products import data_sheet, measured_near, was_measured
 from tunedgemm.shape import Shape
@@ -39,6 +39,8 @@ def untuned_libtypes(environment: Mapping[str, str] = os.environ) -> tuple[str, 
 def choices(shape: Shape, device: Device, registry: Registry, libtypes: tuple[str, ...]) -> Iterator[Solution]:
     """Yield what the backends of some libtypes choose for an untuned call, in their order."""
     for libtype in libtypes:
+        if UNTUNED_KINDS.get(libtype, device.kind) != device.kind:
+            continue
         backend = registry.get(libtype) if libtype in registry else None
         chosen = None if backend is None or isinstance(backend, Unsupported) else backend.heuristic_fallback(shape, device)
         if chosen is not None:

@@ -19,6 +19,7 @@ from tunedgemm.backends.driver import (
 from tunedgemm.backends.launcher import on_device
 from tunedgemm.backends.loadable import load_fault
 from tunedgemm.backends.native import CallPlan, Launch, LaunchPlan, call_of, launch_of
+from tunedgemm.backends.rates import Rates, Work, predict_us, read_rates
 from tunedgemm.backends.tensormap import MapDescription, TensorMap
 from tunedgemm.backends.untuned import may_guess, stand_ins
 from tunedgemm.backends.workspace import scratch, semaphores, workspace
@@ -44,7 +45,9 @@ __all__ = [
     "Launch",
     "LaunchPlan",
     "MapDescription",
+    "Rates",
     "TensorMap",
+    "Work",
     "call_of",
     "device_context",
     "driver_interface",
@@ -59,6 +62,8 @@ __all__ = [
     "may_guess",
     "on_device",
     "parse_dtype",
+    "predict_us",
+    "read_rates",
     "scale_order",
     "scale_strides",
     "scratch",

@@ -76,7 +76,12 @@ OPS = tuple(dict.fromkeys(op for abi in ABIS.values() for op in abi.ops))
 #: gfx942 has no instructions for mxfp4.
 _OF_GFX942 = tuple(op for op in OPS if op != "a4w4_blockscale")
 _NEEDS = ("AITER or other packs of code objects; for a16w16 also `tunedgemm asm build`",)
-PLATFORMS = (Platform(("gfx950",), needs=_NEEDS, ops=OPS), Platform(("gfx942",), needs=_NEEDS, ops=_OF_GFX942))
+#: On ranked ops the first 24 hold 95 % of the winners of AITER's rows, on layers that were not
+#: fitted.
+PLATFORMS = (
+    Platform(("gfx950",), needs=_NEEDS, ops=OPS, ranked=("a4w4_blockscale:256", "a8w8_blockscale_bpreshuffle:256")),
+    Platform(("gfx942",), needs=_NEEDS, ops=_OF_GFX942, ranked=("a8w8_blockscale_bpreshuffle:80",)),
+)
 
 
 def ceil_div(size: int, step: int) -> int:

@@ -164,9 +164,18 @@ def test_compilers_run_side_by_side(fakes, backends, tmp_path, monkeypatch):
         both.kill()
 
 
+def test_untuned_answers_are_built(fakes, capsys):
+    """What untuned calls of MI300X take is compiled, each instance once."""
+    wanted = {row.solution.kernel_name for row in command._untuned_rows("gfx942:304")}
+    assert main(["ck", "prebuild", "--untuned", "gfx942:304"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"{len(wanted)} instances: 0 stored, {len(wanted)} built, 0 failed"
+    assert 3 <= len(wanted) <= 16 and all(name.startswith("a8w8_blockscale") for name in wanted)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (["prebuild", "--untuned", "MI300X"], "such as gfx942:304 (got MI300X)"),
         (["prebuild", "nowhere.csv"], "nowhere.csv"),
         (["prebuild", "--jobs", "-1"], "--jobs must be at least 0"),
         (

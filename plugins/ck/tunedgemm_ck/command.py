@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import attrs
-from tunedgemm.plugin import Command, Op, PluginError, TunedGemmError, UserError
+from tunedgemm.plugin import Command, Device, Op, PluginError, Shape, TunedGemmError, UserError
 from tunedgemm.tools.launching import switched_on
 from tunedgemm.tools.tables import Row, Table, named_file, op_of_file, ops, read_rows, shape_of_texts
 
 from tunedgemm_ck import Templates, ck, cktile, cutlass
 from tunedgemm_ck.build import REBUILD, CompiledObject, Target, build_object, find_object, targets_of
 from tunedgemm_ck.problem import problem_of
+from tunedgemm_ck.xdl.limits import ACCEPTS, DTYPES
 
+#: Usual sizes of untuned calls.
+_USUAL_M, _USUAL = tuple(1 << power for power in range(11)), (512, 1024, 2048, 3072, 4096, 7168, 8192, 16384, 28672)
 #: The template libraries by libtype.
 _LIBRARIES: dict[str, Templates] = {backend.libtype: backend.hooks for backend in (ck, cktile, cutlass)}
 
@@ -24,6 +28,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="prebuild|source", required=True)
     add = _action(actions, "prebuild", "compile exactly what tables name into the artifact cache; needs no GPU")
     add("tables", metavar="TABLE", nargs="*", help="tuned CSV files; default: the tables in effect, of every op")
+    add("--untuned", metavar="GFX:UNITS", default="", help="compile what usual untuned calls of a device take, such as gfx942:304")
     add("--gfx", default="", help="architecture of rows that state none; rows of others are skipped")
     add("--jobs", type=int, default=0, help="compilers at a time; 0 is one per core (default: %(default)s)")
     add("--rebuild", action="store_true", help="recompile stored objects, as AITER_REBUILD=1 does")
@@ -47,9 +52,26 @@ def _run(arguments: argparse.Namespace) -> int:
         return _source(arguments)
     if arguments.jobs < 0:
         raise UserError(f"--jobs must be at least 0 (got {arguments.jobs})")
-    rows = _load_rows(arguments.tables)
+    rows = list(_untuned_rows(arguments.untuned)) if arguments.untuned else _load_rows(arguments.tables)
     fresh = arguments.rebuild or switched_on(REBUILD)
     return prebuild(rows, arguments.gfx, arguments.jobs, fresh=fresh, verbose=getattr(arguments, "verbose", False))
+
+
+def _untuned_rows(text: str) -> Iterator[Row]:
+    """Yield rows of the solutions that untuned calls of usual sizes take on a device.
+
+    Raises:
+        UserError: the text is not an architecture with its compute units.
+    """
+    gfx, _, units = text.partition(":")
+    if gfx not in DTYPES or not units.isdecimal():
+        raise UserError(f"--untuned must be an architecture of {', '.join(DTYPES)} and compute units, such as gfx942:304 (got {text})")
+    device = Device(gfx, int(units))
+    kinds = [(op, each, dtype) for op, each in ACCEPTS.items() for dtype in each.dtypes if dtype in DTYPES[gfx]]
+    for (op, accepts, dtype), m, n, k in itertools.product(kinds, _USUAL_M, _USUAL, _USUAL):
+        shape = Shape(op, m, n, k, dtype, "bf16", scale=accepts.scale, layout=accepts.layout)
+        if (chosen := ck.heuristic_fallback(shape, device)) is not None:
+            yield Row(shape, gfx, device.cu_num, "", chosen, 1.0)
 
 
 def _load_rows(tables: Sequence[str]) -> list[Row]:

@@ -10,6 +10,7 @@ cover all 160 with block scales and 67 % of the 123 of a8w8_bpreshuffle.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Iterator
 
 import attrs
@@ -17,8 +18,12 @@ from tunedgemm.plugin import Device, Shape
 
 from tunedgemm_ck.tile.limits import DEEPEST, unfit_sizes, unsupported
 from tunedgemm_ck.tile.names import MOST_BLOCKS, PREFIXES, TileInstance, parse_name
-from tunedgemm_ck.xdl.cost import nearest, order_fitting
+from tunedgemm_ck.tile.resources import lds
+from tunedgemm_ck.xdl.cost import fitting_costs, nearest, order_by_cost, order_fitting
+from tunedgemm_ck.xdl.fitted_cost import Described, predictor
 from tunedgemm_ck.xdl.limits import MOST_SPLIT, none_fits
+from tunedgemm_ck.xdl.names import WAVE
+from tunedgemm_ck.xdl.space import ROUNDS, first_instances
 
 Candidate = tuple[TileInstance, int]
 
@@ -131,12 +136,21 @@ def unserved(shape: Shape, device: Device) -> str | None:
     )
 
 
+def described(instance: TileInstance) -> Described:
+    """Return threads of a block, bytes of LDS, and the key of an instance in fitted rates."""
+    m, _, k = instance.tile
+    return WAVE * math.prod(instance.warps), max(lds(instance), m * k), (*instance.tile, instance.blocks)
+
+
 def enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterable[Candidate]:
     """Return instances with splitK for a supported shape, best guesses first; *full* lists all that
     fit.
     """
     offered = of_architecture(shape.op, device.gfx)
     most = 0 if shape.op == "a8w8_bpreshuffle" else MOST_SPLIT
+    if predicted := predictor("cktile", described, shape, device):
+        costs = fitting_costs(offered, unfit_sizes, most, shape, device, predicted, ROUNDS)
+        return first_instances(order_by_cost(costs, full), len(offered) if full else DEFAULT)
     return order_fitting(offered if full else offered[:DEFAULT], unfit_sizes, most, shape, device, full)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape
@@ -248,7 +249,7 @@ LISTED: dict[str, tuple[str, ...]] = {
 #: Listed instances of an op in the default space.
 DEFAULT = 16
 #: K is split until so many rounds keep all units busy, where rates were fitted: AITER's rows do.
-_ROUNDS = 2
+ROUNDS = 2
 _DEFAULTS = {"a8w8_bpreshuffle": 24}
 
 #: CK's pipelines of a scheduler. With shuffled weights or block scales CK has the first and the
@@ -274,10 +275,16 @@ def enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterable[Ca
     fit.
     """
     listed, most = listed_instances(shape.op), MOST_SPLIT if DEVICE_OPS[shape.op].split else 0
-    offered = listed if full else listed[: _DEFAULTS.get(shape.op, DEFAULT)]
-    if fitted_cost.rates_of(shape, device):
-        return order_by_cost(fitting_costs(offered, unfit_sizes, most, shape, device, fitted_cost.cost_of, _ROUNDS), full)
-    return order_fitting(offered, unfit_sizes, most, shape, device, full)
+    count = len(listed) if full else _DEFAULTS.get(shape.op, DEFAULT)
+    if predicted := fitted_cost.predictor("ck", fitted_cost.described, shape, device):
+        return first_instances(order_by_cost(fitting_costs(listed, unfit_sizes, most, shape, device, predicted, ROUNDS), full), count)
+    return order_fitting(listed[:count], unfit_sizes, most, shape, device, full)
+
+
+def first_instances(candidates: list[Any], count: int) -> list[Any]:
+    """Return the candidates of the first *count* instances, each of which takes a compilation."""
+    kept = set(list(dict.fromkeys(instance for instance, _ in candidates))[:count])
+    return [candidate for candidate in candidates if candidate[0] in kept]
 
 
 def enumerate_untuned(shape: Shape, device: Device) -> Iterator[Candidate]:
@@ -286,11 +293,12 @@ def enumerate_untuned(shape: Shape, device: Device) -> Iterator[Candidate]:
 
     K is not split, so that outputs repeat their bits.
     """
-    if fitted_cost.rates_of(shape, device) is None or unserved(shape, device):
+    predicted, rates = fitted_cost.predictor("ck", fitted_cost.described, shape, device), fitted_cost.rates_of("ck", shape, device)
+    if predicted is None or rates is None or unserved(shape, device):
         return
-    least = fitted_cost.torch_least_us(shape, device)
+    least = fitted_cost.torch_least_us(rates, shape, device)
     for instance, split in enumerate_instances(shape, device, False):
-        if not split and fitted_cost.MARGIN * fitted_cost.cost_of(instance, split, shape, device) < least:
+        if not split and rates.margin * predicted(instance, split, shape, device) < least:
             yield instance, split
 
 
