@@ -111,10 +111,9 @@ def test_without_flydsl(copied, stand_in, monkeypatch):
 
 
 def test_a_flydsl_newer_than_aiter(copied, stand_in):
-    """Since flydsl 0.4 AITER's commit e4048607 cannot import it; the one that AITER names has what it needs."""
-    (copied / "aiter" / "ops" / "flydsl" / "utils.py").write_text(
-        "def f():\n    from flydsl.utils.smem_allocator import SMEM_CAPACITY_MAP\n"
-    )
+    """AITER's commit e4048607 imports a name that flydsl moved in 0.4."""
+    imports = "def f():\n    from flydsl.utils.smem_allocator import SMEM_CAPACITY_MAP\n"
+    (copied / "aiter" / "ops" / "flydsl" / "utils.py").write_text(imports)
     memory = copied / "flydsl" / "utils" / "smem_allocator.py"
     memory.parent.mkdir()
     memory.write_text('"""SMEM_CAPACITY_MAP is in flydsl.runtime.device."""\n')
