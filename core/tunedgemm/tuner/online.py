@@ -38,8 +38,8 @@ _RACED, _COMPILED, _HUNG, _MEASURED = 1 / 2, 1 / 3, 1 / 10, 1 / 10
 #: In the background: fraction of the seconds for shapes, less the start; device seconds of a race;
 #: compiler processes; niceness.
 _SPENT, _RACE_S, _JOBS, _NICE = 0.85, 0.5, 4, 10
-#: The same: uncounted and counted rounds of a race. Each sample waits for its time slice beside the
-#: server, about 3 ms on an H200.
+#: The same: uncounted and counted rounds of a race. Each sample waits for a time slice of the GPU,
+#: which the server uses too: about 3 ms on an H200.
 _WARMUP, _ROUNDS = 1, 21
 #: Least seconds for further solutions, once every shape has had its guesses: the tuner starts anew.
 _FURTHER_S = 20.0

@@ -110,6 +110,18 @@ def test_without_flydsl(copied, stand_in, monkeypatch):
     assert backend().lacks(Solution("fakeflydsl", HGEMM), SHAPE, CPU).endswith("the package flydsl, which is not installed")
 
 
+def test_a_flydsl_newer_than_aiter(copied, stand_in):
+    """AITER's commit e4048607 imports a name that flydsl moved in 0.4."""
+    imports = "def f():\n    from flydsl.utils.smem_allocator import SMEM_CAPACITY_MAP\n"
+    (copied / "aiter" / "ops" / "flydsl" / "utils.py").write_text(imports)
+    memory = copied / "flydsl" / "utils" / "smem_allocator.py"
+    memory.parent.mkdir()
+    memory.write_text('"""SMEM_CAPACITY_MAP is in flydsl.runtime.device."""\n')
+    assert "lacks since 0.4" in backend().lacks(Solution("fakeflydsl", HGEMM), SHAPE, CPU)
+    memory.write_text("import os\nSMEM_CAPACITY_MAP = {}\n")
+    assert backend().lacks(Solution("fakeflydsl", HGEMM), SHAPE, CPU) == ""
+
+
 @pytest.mark.parametrize(
     ("code", "reason"),
     [("raise ImportError('undefined symbol: _ZN3c10')", "undefined symbol: _ZN3c10"), ("import os; os.abort()", "SIGABRT")],
@@ -173,7 +185,8 @@ def test_split_kernels_stay_out_of_graphs(stand_in):
     import fake_aiter
 
     for split in (1, 2):
-        launcher = backend().bind(Solution("fakeflydsl", HGEMM.replace("split_k1", f"split_k{split}"), split), SHAPE, CPU)
+        shape = attrs.evolve(SHAPE, k=128 * split)
+        launcher = backend().bind(Solution("fakeflydsl", HGEMM.replace("split_k1", f"split_k{split}"), split), shape, CPU)
         assert launcher.graph_safe == (split == 1)
     assert fake_aiter.opus.bind(Solution("fakeopus", "opus_gemm_512x128x128x32_2x4_16x16x32_0x0x0"), SHAPE, CPU).graph_safe
     split = Solution("fakeopus", "opus_gemm_flatmm_splitk_512x64x64x64_2x4_16x16x32_0x0x0_wgpcu2", 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 from tunedgemm.plugin import Device, PluginError, Shape
 from tunedgemm_aiter.names import parse, unfit
@@ -75,10 +76,11 @@ def test_another_name_is_refused(libtype, op, name):
 
 def test_architectures():
     """A name has an architecture, or its family has."""
-    assert refusal("flydsl", HGEMM, product(8, 64, 256)) == ""
-    assert refusal("flydsl", HGEMM, product(8, 64, 256), MI300X).endswith("is compiled for gfx950 (got gfx942)")
+    assert refusal("flydsl", HGEMM, product(8, 64, 1280)) == ""
+    assert refusal("flydsl", HGEMM, product(8, 64, 1280), MI300X).endswith("is compiled for gfx950 (got gfx942)")
     assert refusal("flydsl", WAVES, scaled(8, 64, 256), MI300X).endswith("(got gfx942)")
-    assert refusal("flydsl", WMMA, scaled(8, 64, 512), MI450) == ""
+    assert refusal("flydsl", WMMA, scaled(8, 64, 2048), MI450) == ""
+    assert refusal("flydsl", PRESHUFFLE, scaled(8, 64, 512), MI300X) == ""
     assert refusal("flydsl", PRESHUFFLE, scaled(8, 64, 512), MI450).endswith("(got gfx1250)")
     assert refusal("opus", COOPERATIVE, product(8, 64, 512), MI300X) == ""
     assert refusal("opus", WHOLE, product(8, 64, 512), MI300X).endswith("is compiled for gfx950 (got gfx942)")
@@ -92,6 +94,35 @@ def test_tiles_of_flydsl():
     assert refusal("flydsl", PRESHUFFLE, scaled(7, 64, 512, "int8")) == ""
     assert refusal("flydsl", WAVES, scaled(7, 16, 128, "int8")).endswith("multiplies fp8_e4m3fn (got int8)")
     assert "K in multiples of 512" in refusal("flydsl", WMMA, scaled(7, 64, 256), MI450)
+
+
+def test_a_copy_that_gfx942_lacks_is_refused_there():
+    """LLVM ends the process that compiles it."""
+    copying = PRESHUFFLE.replace("_0x3x0x1_", "_1x3x0x1_")
+    assert refusal("flydsl", copying, scaled(8, 64, 512)) == ""
+    assert refusal("flydsl", copying, scaled(8, 64, 512), MI300X).endswith("is compiled for gfx950 (got gfx942)")
+
+
+def test_limits_of_flydsls_kernels():
+    """AITER or its kernel refuses these shapes before a launch."""
+    assert refusal("flydsl", HGEMM, product(8, 64, 1024)).endswith("needs K of at least 1280 (got K=1024)")
+    assert refusal("flydsl", HGEMM, product(4096, 64, 1280)) == ""
+    assert refusal("flydsl", HGEMM, product(4112, 64, 1280)).endswith("splits K of 256 tiles at most (got 257)")
+    one = HGEMM.replace("split_k2", "split_k1")
+    assert refusal("flydsl", one, product(4095, 4096, 4096)) == ""
+    assert refusal("flydsl", one, product(4096, 4096, 4096)).endswith("where M, N and K are 4096 or more")
+    large = one.replace("gemm5", "gemm2").replace("16x64x128", "256x256x64").replace("m_warp1_block_n_warp2", "m_warp2_block_n_warp4")
+    assert refusal("flydsl", large, product(4096, 4096, 4096)) == ""
+    assert refusal("flydsl", one.replace("gemm5", "gemm9"), product(8, 64, 8192)).endswith("needs more LDS than gfx950 has")
+    assert refusal("flydsl", one.replace("gemm5", "gemm8"), product(8, 64, 8192)) == ""
+    eight = one.replace("gemm5", "gemm8").replace("n_warp2", "n_warp1")
+    assert refusal("flydsl", eight, product(8, 64, 8192)).endswith("has more copies in flight than gfx950 counts")
+    small = one.replace("_gfx950", "_small_m_nr2_gfx950")
+    assert refusal("flydsl", small, product(4096, 4096, 4096)) == ""
+    assert refusal("flydsl", WAVES, scaled(8, 16, 128)).endswith("needs K of at least 256 (got K=128)")
+    assert refusal("flydsl", WAVES, attrs.evolve(scaled(8, 16, 256), outdtype="fp16")).endswith("writes bf16 (got fp16)")
+    assert "less than 2 GiB" in refusal("flydsl", WAVES, scaled(1 << 20, 1024, 256))
+    assert refusal("flydsl", WMMA, scaled(8, 64, 1536), MI450).endswith("needs K of at least 2048 (got K=1536)")
 
 
 def test_sizes_of_opus():

@@ -23,6 +23,8 @@ PACKAGE = "aiter"
 _DISTRIBUTIONS = ("amd-aiter", PACKAGE)
 #: Timeout of AITER's first import in seconds; it may compile an extension missing in its wheel.
 _IMPORT_SECONDS = 900
+#: What AITER imports of flydsl from the place where it was before 0.4.
+_MOVED = "SMEM_CAPACITY_MAP"
 _importing = ForkSafeLock()
 
 
@@ -95,7 +97,18 @@ def lacking(need: Need, flydsl: bool = False) -> str:
         return f"AITER is not installed; this kernel needs amd-aiter {need.since}"
     if need.text not in _text_of(found.path(need.file)):
         return f"{found.name} lacks {need.text!r} in {need.file}; this kernel needs amd-aiter {need.since}"
-    return "AITER compiles FlyDSL's kernels by the package flydsl, which is not installed" if flydsl and not has_flydsl() else ""
+    return _flydsl_fault(found) if flydsl else ""
+
+
+def _flydsl_fault(found: Installation) -> str:
+    """Return why AITER cannot compile FlyDSL's kernels by the installed flydsl; "" where it can."""
+    if not has_flydsl():
+        return "AITER compiles FlyDSL's kernels by the package flydsl, which is not installed"
+    spec = importlib.util.find_spec("flydsl")
+    moved = Path(str(spec and spec.origin)).parent / "utils" / "smem_allocator.py"
+    if f"smem_allocator import {_MOVED}" in _text_of(found.path("ops/flydsl/utils.py")) and f"\n{_MOVED}" not in _text_of(moved):
+        return f"{found.name} imports what the installed flydsl lacks since 0.4; install the flydsl of AITER's requirements.txt"
+    return ""
 
 
 def _text_of(path: Path) -> str:

@@ -5,11 +5,13 @@ The names are those of AITER's tables at its commit e4048607.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape
+from tunedgemm.tools.launching import ARCHITECTURES
 
 from tunedgemm_aiter.installed import Need
 
@@ -27,14 +29,19 @@ GLUON = {
 _TYPES = {"f16": "fp16", "bf16": "bf16"}
 
 _HGEMM = re.compile(
-    r"flydsl_gemm(?P<stages>\d+)_a(?P<dtype>\w+?)_w(?P=dtype)_\w+?_t(?P<m>\d+)x(?P<n>\d+)x(?P<k>\d+)_split_k(?P<split>\d+)_.*_"
-    r"b_preshuffle(?P<shuffled>True|False)_.*(?P<gfx>gfx[0-9a-z]+)"
+    r"flydsl_gemm(?P<stages>\d+)_a(?P<dtype>\w+?)_w(?P=dtype)_\w+?_t(?P<m>\d+)x(?P<n>\d+)x(?P<k>\d+)_split_k(?P<split>\d+)_"
+    r".*_b_preshuffle(?P<shuffled>True|False)_.*?(?P<small>small_m_.*)?(?P<gfx>gfx[0-9a-z]+)"
 )
 _PRESHUFFLE = re.compile(
-    r"flydsl_bpreshuflle_(?P<m>\d+)x(?P<n>\d+)x(?P<k>\d+)_\w+_\w+_\w+_\d+x\d+(?:x\d+){0,2}(?P<scheduler>_[A-Za-z]\w*)?"
+    r"flydsl_bpreshuflle_(?P<m>\d+)x(?P<n>\d+)x(?P<k>\d+)_\w+_\w+_\w+_(?P<copies>\d+)x\d+(?:x\d+){0,2}(?P<scheduler>_[A-Za-z]\w*)?"
 )
 _WAVES = re.compile(r"flydsl_bpreshuffle_8w_(?P<m>\d+)x(?P<n>\d+)x(?P<k>\d+)_\w+_\w+_\w+_\d+x\d+")
 _WMMA = re.compile(r"flydsl_bpreshuffle_wmma_t(?P<m>\d+)x(?P<n>\d+)x(?P<k>\d+)_mw\d+_nw\d+_nb(?P<stages>\d+)_sk(?P<split>\d+)_cm\d+_cn\d+")
+#: Tiles that AITER counts for splits of K; where it runs one kind of kernel alone: from M, N, K on.
+_COUNTERS, _LARGE = 256, 4096
+#: Bytes that a lane copies to LDS at a time; copies that a wave may wait for.
+_COPIED, _IN_FLIGHT = {"gfx942": 4, "gfx950": 16}, 63
+_LARGE_KERNEL = re.compile(r"flydsl_gemm2_\w+_t256x256x64_split_k1_block_m_warp2_block_n_warp4_block_k_warp1_")
 _OPUS = re.compile(
     r"opus_gemm_(?:(?P<gfx>gfx\d+)_)?(?P<family>[a-z]\w*?_)?(?P<threads>\d+)x(?P<m>\d+)x(?P<n>\d+)x(?P<k>\d+)_(?P<waves>\d+x\d+)_\d+x\d+x\d+_\d+x\d+x\d+"
     r"(?P<rest>\w*)"
@@ -53,6 +60,7 @@ class Kernel:
         family: how it works, which decides about odd sizes.
         split: splits of K in the name; 0 where a row's splitK has them.
         dtype: of the operands; "" for any of the op.
+        steps: least steps of its tile along K in each split.
     """
 
     name: str
@@ -62,6 +70,7 @@ class Kernel:
     family: str = ""
     split: int = 0
     dtype: str = ""
+    steps: int = 1
 
 
 def parse(libtype: str, op: str, name: str) -> Kernel:
@@ -83,21 +92,23 @@ def _hgemm(name: str) -> Kernel | None:
         return None
     # Since 0.1.16 the names have the warps along K.
     need = Need("ops/flydsl/gemm_kernels.py", "block_k_warp", "0.1.16 or newer")
-    return Kernel(name, need, (found["gfx"],), _tile(found), "hgemm", int(found["split"]), _TYPES[found["dtype"]])
+    steps = 1 if found["small"] else int(found["stages"])
+    return Kernel(name, need, (found["gfx"],), _tile(found), "hgemm", int(found["split"]), _TYPES[found["dtype"]], steps)
 
 
 def _preshuffled(name: str) -> Kernel | None:
     file = "ops/gemm_op_a8w8.py"
     if found := _PRESHUFFLE.fullmatch(name):
         need = Need(file, "scheduler", "0.1.18 or newer") if found["scheduler"] else Need(file, "bpreshuflle", "0.1.13 or newer")
-        return Kernel(name, need, ("gfx942", "gfx950"), _tile(found), "preshuffle")
+        # LLVM ends the process on gfx942, which copies no 16 bytes of a lane to LDS.
+        gfx = ("gfx942", "gfx950") if found["copies"] == "0" else ("gfx950",)
+        return Kernel(name, need, gfx, _tile(found), "preshuffle")
     if found := _WAVES.fullmatch(name):
-        return Kernel(
-            name, Need(file, "flydsl_bpreshuffle_8w_", "0.1.20 or newer"), ("gfx950",), (1, 16, int(found["k"])), "8w", 1, "fp8_e4m3fn"
-        )
+        need = Need(file, "flydsl_bpreshuffle_8w_", "0.1.20 or newer")
+        return Kernel(name, need, ("gfx950",), (1, 16, int(found["k"])), "8w", 1, "fp8_e4m3fn", 2)
     if found := _WMMA.fullmatch(name):
         need = Need("ops/flydsl/bpreshuffle_gemm_gfx1250.py", "flydsl_bpreshuffle_wmma_", "0.1.16 or newer")
-        return Kernel(name, need, ("gfx1250",), _tile(found), "wmma", int(found["split"]), "fp8_e4m3fn")
+        return Kernel(name, need, ("gfx1250",), _tile(found), "wmma", int(found["split"]), "fp8_e4m3fn", int(found["stages"]))
     return None
 
 
@@ -147,6 +158,36 @@ def unfit(kernel: Kernel, split: int, shape: Shape, device: Device) -> str:
     steps = n and max(kernel.split, 1) * k
     if shape.n % n or shape.k % steps:
         return f"{kernel.name} needs N in multiples of {n} and K in multiples of {steps} (got N={shape.n}, K={shape.k})"
+    if shape.k < kernel.steps * steps:
+        return f"{kernel.name} needs K of at least {kernel.steps * steps} (got K={shape.k})"
+    if kernel.family == "hgemm" and kernel.steps > 1:
+        return _unfit_for_hgemm(kernel, shape, device)
+    return _unfit_for_8w(kernel, shape) if kernel.family == "8w" else ""
+
+
+def _unfit_for_hgemm(kernel: Kernel, shape: Shape, device: Device) -> str:
+    """Return why AITER or its kernel refuses a shape of bf16 or fp16 that its tile divides."""
+    m, n, k = kernel.tile
+    tiles = -(-shape.m // m) * (shape.n // n)
+    if kernel.split > 1 and tiles > _COUNTERS:
+        return f"{kernel.name} splits K of {_COUNTERS} tiles at most (got {tiles})"
+    if min(shape.m, shape.n, shape.k) >= _LARGE and not _LARGE_KERNEL.match(kernel.name):
+        return f"{kernel.name} is none that AITER runs where M, N and K are {_LARGE} or more"
+    warps = [int(count) for count in re.findall(r"block_[mnk]_warp(\d+)", kernel.name)] or [1]
+    if max(kernel.steps * (m + n) * k, warps[-1] * m * n) * 2 > ARCHITECTURES[device.gfx].shared_bytes:
+        return f"{kernel.name} needs more LDS than {device.gfx} has"
+    copied = math.prod(warps) * 64 * _COPIED.get(device.gfx, 16)
+    if (kernel.steps - 2) * (m * k * 2 // copied + n * k * 2 // copied) >= _IN_FLIGHT:
+        return f"{kernel.name} has more copies in flight than {device.gfx} counts"
+    return ""
+
+
+def _unfit_for_8w(kernel: Kernel, shape: Shape) -> str:
+    """Return why AITER refuses a kernel of eight waves whose tile divides the shape."""
+    if shape.outdtype != "bf16":
+        return f"{kernel.name} writes bf16 (got {shape.outdtype})"
+    if max(shape.m * shape.n * 2, shape.m * shape.k, shape.n * shape.k) >= 1 << 31:
+        return f"{kernel.name} takes operands of less than 2 GiB (got M={shape.m}, N={shape.n}, K={shape.k})"
     return ""
 
 

@@ -40,8 +40,8 @@ FEW_ROWS = (
 #: gemv for a K with an odd factor p, whose rows fill p or 2 p chunks: rows of the weight, warps.
 ODD = ((2, 1), (4, 2), (2, 4), (1, 2), (2, 2), (1, 1))
 
-#: Rows of activations, bytes of an element and p -> what of these comes first, by bf16 and fp8 on an
-#: H100 and an H200: within 1.7, 2.4, 0.8 and 2.3 % of the fastest of 43 products.
+#: Rows of activations, bytes of an element and p -> what of these comes first, by bf16 and fp8 on
+#: an H100 and an H200: within 1.7, 2.4, 0.8 and 2.3 % of the fastest of 43 products.
 FIRST_OF_ODD = {(1, 2, 5): ((2, 4),), (1, 1, 3): ((4, 4),), (1, 1, 5): ((1, 1),), (1, 1, 7): ((2, 2),)}
 
 #: gemm for few rows by block_m: block_n, bytes along K, warps, stages, swap.
