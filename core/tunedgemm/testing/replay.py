@@ -35,17 +35,17 @@ def read_trials(path: Path) -> list[Timing]:
     return [line.timing() for line in read_log(path) if line.kind == "trial"]
 
 
-def read_times(path: Path, like: Shape) -> dict[Shape, dict[tuple[str, str, int], float]]:
+def read_times(path: Path, like: Shape, status: str = "") -> dict[Shape, dict[tuple[str, str, int], float]]:
     """Return the microseconds of a CSV of trials by shape, then by libtype, kernel and splits.
 
     Its columns are M, N, K, libtype, kernelName, splitK, us and perhaps scale_order; the shapes'
-    other fields are those of *like*. Failures, which took 0, are left out. A file ``.gz`` is
-    compressed.
+    other fields are those of *like*. Failures, which took 0, are left out, and so are trials of
+    another *status* than a given one. A file ``.gz`` is compressed.
     """
     times: dict[Shape, dict[tuple[str, str, int], float]] = {}
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt", newline="") as text:
         for row in csv.DictReader(text):
-            if us := float(row["us"]):
+            if (us := float(row["us"])) and status in ("", row.get("status")):
                 shape = attrs.evolve(like, m=int(row["M"]), n=int(row["N"]), k=int(row["K"]))
                 if "scale_order" in row:
                     shape = attrs.evolve(shape, extra={"scale_order": row["scale_order"]} if row["scale_order"] else {})

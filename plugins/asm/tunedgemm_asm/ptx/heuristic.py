@@ -11,7 +11,7 @@ from tunedgemm.tools.launching import may_guess, scale_order, stand_ins, unit_pe
 from tunedgemm_asm.limits import ceil_div
 from tunedgemm_asm.ptx.cost import FITTED_ON, cost_of
 from tunedgemm_asm.ptx.limits import MOST_SIZE, MOST_SPLITS, tiles_of, unfit
-from tunedgemm_asm.ptx.names import COLUMNS, SCALE_BLOCK, SIDE, KernelConfig
+from tunedgemm_asm.ptx.names import COLUMNS, SCALE_BLOCK, KernelConfig
 from tunedgemm_asm.ptx.space import (
     Candidate,
     Tiles,
@@ -24,7 +24,7 @@ from tunedgemm_asm.ptx.space import (
 
 _MI = 1 << 20
 _ANY = 1 << 62
-_H100 = "nvidia-h100"
+_H100, _H200 = "nvidia-h100", "nvidia-h200"
 
 
 @attrs.frozen
@@ -64,10 +64,12 @@ class Measured:
 #: 1.016 to 1.13; of nine larger ones three lost 10 %. M = 192, nine of them: 0.998 to 1.17.
 #:
 #: fp8 by row, up to 64 rows, 130 products of every size: 1.03 to 2.3 with one split. More rows with
-#: K from 1024: 0.99 to 5.8. On an H100 larger K or weight at M from 256 lost up to 14 %.
+#: K from 1024: 0.99 to 5.8. On an H100 larger K or weight at M from 256 lost up to 14 %; two of
+#: such K and N up to 5120 gain 1.23 and 1.45 at M = 256 on the H200.
 #:
 #: fp8 by block with M-major scales, every size: 1.0 to 9.8 in 190 products on the H200, and 1.007
-#: to 2.5 in 159 on the H100. K = 25600 at M = 4096 was slower.
+#: to 2.5 in 159 on the H100. With row-major scales, M of 256 to 4096: 1.02 to 1.35 in nine products
+#: of each; x of 32 Mi elements: 0.98 to 1.0.
 _FASTER = {
     "a16w16": (
         Measured(range(1, 2), range(10 * _MI), most_n=8192),
@@ -85,10 +87,11 @@ _FASTER = {
         Measured(range(1, 65)),
         Measured(range(65, 256), least_k=1024),
         Measured(range(256, 512), most_k=12288, least_k=1024),
+        Measured(range(256, 257), most_n=5120, least_k=1024, device=_H200),
         Measured(range(512, 4096), range(160 * _MI), 8192, least_k=1024),
         Measured(range(4096, _ANY), most_k=8192, least_k=1024),
     ),
-    "a8w8_blockscale": (Measured(range(1, 1025)), Measured(range(1025, 8193), most_k=18432)),
+    "a8w8_blockscale": (Measured(range(1, 8193)),),
 }
 #: 16-bit weights of few rows and large K, for which torch's split kernels are as fast; with up to
 #: `_READ_ALONE` rows of x and `_NARROW_N` of the weight skinny's are faster.
@@ -105,6 +108,8 @@ _NARROW, _RESIDENT = 64, 2
 #: One that overlaps was always slower than the best guess among others, by 5 to 60 % (by block at
 #: M = 64 and 128, 62 products, H100 and H200).
 _SHORT_K = 1024
+#: By block, fewest rows and most elements of x whose scales may be row-major.
+_ROW_MAJOR, _ROW_MAJOR_X = 256, 32 * _MI
 #: Rows of x up to which, and the multiples to which, they are rounded up before a guess is judged.
 _FEW_ROWS, _FEW_STEP, _MANY_STEP = 256, 8, 64
 #: Splits of a guess, tried where CTAs would be idle: a subset, since each takes 10 us to judge.
@@ -119,13 +124,17 @@ _FINE: Tiles = {
     (256, 2): (64, 80, 96, 112, 128),
 }
 #: By row, most rows of x up to which only kernels that overlap are guesses: 1.03 to 1.12 times as
-#: fast as the guesses among others on an H200 (8 products), 1.04 on an H100 (0.95 to 1.4, 57).
-_OVERLAPPED = 64
-#: By block, elements of the tiles whose outputs TMA stores, and the rounds of them from which they
-#: are faster than the model says; and their time over the predicted one. At M from 512 guesses
-#: reach 0.94 of the best kernel's speed (H100, 70 products). Two products had other tiles whose
-#: predicted time was below 0.85 of theirs; these were 1.07 and 1.09 times as fast.
-_LARGE_TILE, _ROUNDS, _STORED_BY_TMA = 4 * SIDE * 128, 1.5, 0.85
+#: fast as the guesses among others on an H200 (8 products), 1.04 on an H100 (0.95 to 1.4, 57). And
+#: most rows of x and of the weight: at M of 128 and 256 they were 0.99 to 1.17 times as fast (12
+#: products on an H200), but wider weights were not timed.
+_OVERLAPPED, _MORE_OVERLAPPED, _OVERLAPPED_N = 64, 256, 10240
+#: By block, rows of x above which only kernels that overlap are guesses; the rounds of tiles of two
+#: consumers from which TMA stores their outputs, and the time with such stores over the predicted
+#: one without. Below, rows of x and of the weight -> time over the predicted one, from a second
+#: round on. They are fitted to 165 products (H100 and H200). Fitted without one weight in eight at
+#: a time, guesses reach 0.987 of the speed of the best such kernel in the mean, 0.875 at least.
+_LARGE, _ROUNDS, _STORED_BY_TMA = 256, 1.5, 0.95
+_TIMES = {(128, 160): 0.98, (128, 192): 0.94, (128, 224): 0.87, (128, 256): 0.9, (256, 128): 1.05}
 
 
 def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution | None:
@@ -158,12 +167,10 @@ def _guess(shape: Shape, device: Device) -> Candidate | None:
 
 
 def _tiles(shape: Shape) -> list[KernelConfig]:
-    """Return the tiles of a guess, each with its most stages.
-
-    By row, kernels of more rows of x that overlap have not been timed.
-    """
+    """Return the tiles of a guess, each with its most stages."""
     fp8 = shape.dtype.startswith("fp8")
-    overlapped = shape.scale == "row" and shape.m <= _OVERLAPPED
+    few = shape.m <= (_MORE_OVERLAPPED if shape.n <= _OVERLAPPED_N else _OVERLAPPED)
+    overlapped = few if shape.scale == "row" else _is_large(shape)
     tiles = enumerate_tiles(shape, fp8, _FINE if fp8 else None)
     return [
         attrs.evolve(tile, stages=stages[0])
@@ -172,17 +179,24 @@ def _tiles(shape: Shape) -> list[KernelConfig]:
     ]
 
 
+def _is_large(shape: Shape) -> bool:
+    """Check for many rows of x by block."""
+    return shape.scale == "block" and shape.m > _LARGE
+
+
 def _large(tiles: list[KernelConfig], shape: Shape, device: Device) -> list[KernelConfig]:
-    """Return the largest tiles by block, with outputs that TMA stores; none for too few rounds."""
-    if shape.scale != "block" or shape.m <= 4 * SIDE:
+    """Return the tiles of two consumers with outputs that TMA stores; none for too few rounds."""
+    if not _is_large(shape):
         return []
-    large = [other for tile in tiles if tile.overlapped and tile.tile_a * tile.tile_b >= _LARGE_TILE for other in with_panels(tile)]
+    large = [other for tile in tiles if tile.consumers > 1 for other in with_panels(tile)]
     return [tile for tile in large if not unfit(tile, 1, shape) and tiles_of(tile, shape) >= _ROUNDS * device.cu_num]
 
 
 def _cost(config: KernelConfig, splits: int, shape: Shape, device: Device) -> float:
     """Return the predicted microseconds of a guess."""
-    us = cost_of(config, splits, shape, max(1, device.cu_num), unit_peak_over(device, FITTED_ON))
+    us = cost_of(attrs.evolve(config, panels=0), splits, shape, max(1, device.cu_num), unit_peak_over(device, FITTED_ON))
+    if _is_large(shape) and tiles_of(config, shape) > device.cu_num:
+        us *= _TIMES.get((config.tile_m, config.tile_n), 1.0)
     return us * (_STORED_BY_TMA if config.panels else 1.0)
 
 
@@ -204,4 +218,5 @@ def _faster_untuned(shape: Shape, device: Device) -> bool:
     if shape.op == "a8w8":
         return shape.dtype.startswith("fp8") and shape.scale == "row"
     # Scales of one row of x, or of one block of K, are in every order.
-    return shape.m == 1 or shape.k <= SCALE_BLOCK or scale_order(shape) != "row"
+    many = shape.m >= _ROW_MAJOR and shape.m * shape.k < _ROW_MAJOR_X
+    return shape.m == 1 or many or shape.k <= SCALE_BLOCK or scale_order(shape) != "row"
