@@ -130,8 +130,8 @@ _FINE: Tiles = {
 _OVERLAPPED, _MORE_OVERLAPPED, _OVERLAPPED_N = 64, 256, 10240
 #: By block, rows of x above which only kernels that overlap are guesses. Time with outputs that TMA
 #: stores, over the predicted one without. Below, rows of x and of the weight -> time over the
-#: predicted one. Both hold from a second round on. They are fitted to 165 products (H100 and H200).
-#: Fitted without one weight in eight at a time, guesses reach 0.987 of the speed of the best such
+#: predicted one. Both hold from a second round on. They are fitted to 163 products (H100 and H200).
+#: Fitted without one weight in eight at a time, guesses reach 0.988 of the speed of the best such
 #: kernel in the mean, 0.875 at least.
 _LARGE, _STORED_BY_TMA = 256, 0.95
 _TIMES = {(128, 160): 0.98, (128, 192): 0.94, (128, 224): 0.87, (128, 256): 0.9, (256, 128): 1.05}
