@@ -274,7 +274,7 @@ def test_idle_multiprocessors_share_k(failing: Any) -> None:
 def test_many_rows_by_block_get_the_tile_that_was_the_fastest(m: int, n: int, k: int, tile_n: int, has_panels: bool) -> None:
     """The tile fills the rounds, as that of the fastest kernel did on an H200.
 
-    TMA stores the outputs of 1.5 rounds or more.
+    TMA stores the outputs of several rounds.
     """
     solution = asm.heuristic_fallback(attrs.evolve(BY_BLOCK, m=m, n=n, k=k), H200)
     assert solution is not None

@@ -128,12 +128,12 @@ _FINE: Tiles = {
 #: most rows of x and of the weight: at M of 128 and 256 they were 0.99 to 1.17 times as fast (12
 #: products on an H200), but wider weights were not timed.
 _OVERLAPPED, _MORE_OVERLAPPED, _OVERLAPPED_N = 64, 256, 10240
-#: By block, rows of x above which only kernels that overlap are guesses; the rounds of tiles of two
-#: consumers from which TMA stores their outputs, and the time with such stores over the predicted
-#: one without. Below, rows of x and of the weight -> time over the predicted one, from a second
-#: round on. They are fitted to 165 products (H100 and H200). Fitted without one weight in eight at
-#: a time, guesses reach 0.987 of the speed of the best such kernel in the mean, 0.875 at least.
-_LARGE, _ROUNDS, _STORED_BY_TMA = 256, 1.5, 0.95
+#: By block, rows of x above which only kernels that overlap are guesses. Time with outputs that TMA
+#: stores, over the predicted one without. Below, rows of x and of the weight -> time over the
+#: predicted one. Both hold from a second round on. They are fitted to 163 products (H100 and H200).
+#: Fitted without one weight in eight at a time, guesses reach 0.988 of the speed of the best such
+#: kernel in the mean, 0.875 at least.
+_LARGE, _STORED_BY_TMA = 256, 0.95
 _TIMES = {(128, 160): 0.98, (128, 192): 0.94, (128, 224): 0.87, (128, 256): 0.9, (256, 128): 1.05}
 
 
@@ -185,11 +185,11 @@ def _is_large(shape: Shape) -> bool:
 
 
 def _large(tiles: list[KernelConfig], shape: Shape, device: Device) -> list[KernelConfig]:
-    """Return the tiles of two consumers with outputs that TMA stores; none for too few rounds."""
+    """Return the tiles of two consumers with outputs that TMA stores; none for a single round."""
     if not _is_large(shape):
         return []
     large = [other for tile in tiles if tile.consumers > 1 for other in with_panels(tile)]
-    return [tile for tile in large if not unfit(tile, 1, shape) and tiles_of(tile, shape) >= _ROUNDS * device.cu_num]
+    return [tile for tile in large if not unfit(tile, 1, shape) and tiles_of(tile, shape) > device.cu_num]
 
 
 def _cost(config: KernelConfig, splits: int, shape: Shape, device: Device) -> float:
