@@ -144,7 +144,7 @@ def begun(monkeypatch) -> list[ahead.Task]:
 
 
 def test_what_a_first_call_would_refuse_is_not_compiled(monkeypatch, tmp_path) -> None:
-    """A backend that compiles for minutes, and so refuses what is not compiled, has its way at start-up, too."""
+    """A backend that compiles for minutes refuses what is not compiled, at start-up, too."""
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path))
     assert [solution.kernel_name for _, _, solution in begun(monkeypatch)] == ["m1"]
 
