@@ -105,7 +105,7 @@ class TestPartOfAName:
         assert told(nothing) == ["mine lists no kernel for this shape"]
 
     def test_means_a_solution_that_is_there(self):
-        """An empty name passes over a heuristic's choice that is not compiled; where none is, that is the reason."""
+        """An empty name passes over a heuristic's choice that is not compiled, if another one is."""
         missing = {"a", "b"}
 
         def lacks(solution, shape, device):
