@@ -12,6 +12,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 import time
 import zlib
 from collections.abc import Iterable
@@ -53,15 +54,15 @@ def begin(tasks: Iterable[Task], ranks: int = 1) -> None:
 
 def _start(tasks: list[Task]) -> None:
     """Start one process; raise OSError if that fails."""
-    program = _PROGRAM.format(path=list(filter(None, sys.path)))
+    program = _PROGRAM.format(path=[str(folder) for folder in sys.path if folder])
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    process = subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
-    )
+    with tempfile.TemporaryFile() as file:  # a pipe would make the engine wait for a process that does not read
+        file.write(pickle.dumps(tasks))
+        file.seek(0)
+        process = subprocess.Popen(
+            [sys.executable, "-c", program], stdin=file, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+        )
     _processes.append(process)
-    if process.stdin is not None:
-        with process.stdin as pipe:
-            pipe.write(pickle.dumps(tasks))
 
 
 def finish() -> None:

@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 
 #: Seconds by phase, without those of phases within.
 _seconds: dict[str, float] = {}
-#: Seconds of the phases within each open one, the outermost first.
-_within: list[float] = []
+
+
+class _Open(threading.local):
+    """The open phases of a thread.
+
+    Attributes:
+        within: seconds of the phases within each, the outermost first.
+    """
+
+    def __init__(self) -> None:
+        self.within: list[float] = []
+
+
+_open = _Open()
 
 
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
     """Add the time of a block to a phase; a block within counts for its own phase only."""
-    begin = time.perf_counter()
-    _within.append(0.0)
+    begin, within = time.perf_counter(), _open.within
+    within.append(0.0)
     try:
         yield
     finally:
-        spent, inner = time.perf_counter() - begin, _within.pop()
-        if _within:
-            _within[-1] += spent
+        spent, inner = time.perf_counter() - begin, within.pop()
+        if within:
+            within[-1] += spent
         add(name, spent - inner)
 
 

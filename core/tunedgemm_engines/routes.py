@@ -18,7 +18,7 @@ import torch
 from torch import distributed
 from tunedgemm import dispatcher
 from tunedgemm.integrations import define_op, equivalent_orders, logger, plain, with_order
-from tunedgemm.plugin import Device, Shape, device_of
+from tunedgemm.plugin import Backend, Device, Shape, device_of
 from tunedgemm.tools.files import artifact
 
 from tunedgemm_engines import ahead
@@ -226,7 +226,8 @@ def add_layer(route: Route, module: Any, name: str = "") -> Route:
 def compile_ahead(shape: Shape, device: Device) -> None:
     """Begin to compile the kernels that start-up will run for a weight, unless an earlier start did.
 
-    An error is ignored, since the first calls compile what is missing, and report it.
+    An error is ignored, since the first calls compile what is missing, and report it. Without a
+    cache that can be written nothing begins, because processes would compile in vain.
 
     Args:
         shape: the route's shape, as known so far.
@@ -235,18 +236,30 @@ def compile_ahead(shape: Shape, device: Device) -> None:
     if device.index < 0 or shape in _begun:
         return
     _begun.add(shape)
+    tasks: list[ahead.Task] = []
 
     def begun() -> bytes:
-        op_dispatcher, described = dispatcher(shape.op), attrs.evolve(device, index=-1)  # binds nothing
-        sizes = (*rows_of(shape, device), *untuned_sizes(shape, device))
-        found = [explain_row(op_dispatcher, at_m(shape, m), described) for m in sizes]
-        ranks = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
-        ahead.begin(((device, explanation.shape, explanation.offer.solution) for explanation in found), ranks)
+        tasks.extend(_tasks(shape, device))
         return b"begun"
 
     with phase("compiling ahead"), contextlib.suppress(Exception):
         tables = f"{dispatcher(shape.op).table.fingerprint()} {dispatcher(shape.op).settings.untuned}"  # of one op: all take 50 ms
-        artifact(f"compiled ahead {shape} {device} {device.versions} {plugins()} {tables}", begun)
+        artifact(f"compiled ahead {shape} {device} {device.versions} {plugins()} {tables}", begun, on_disk=True)
+        ranks = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+        ahead.begin(tasks, ranks)
+
+
+def _tasks(shape: Shape, device: Device) -> list[ahead.Task]:
+    """Return the kernels that first calls would compile; some backends refuse what is not compiled."""
+    op_dispatcher, described = dispatcher(shape.op), attrs.evolve(device, index=-1)  # binds nothing
+    found = [explain_row(op_dispatcher, at_m(shape, m), described) for m in (*rows_of(shape, device), *untuned_sizes(shape, device))]
+    tasks = [(device, explanation.shape, explanation.offer.solution) for explanation in found]
+    backends = [op_dispatcher.registry.get(solution.libtype) for _, _, solution in tasks]
+    return [
+        task
+        for task, backend in zip(tasks, backends, strict=True)
+        if isinstance(backend, Backend) and not backend.lacks(task[2], task[1], device)
+    ]
 
 
 def adds_bias(layer: Any) -> bool:

@@ -254,9 +254,10 @@ def _plain_created(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
     def create_weights(self: Any, layer: Any, *arguments: Any, **named: Any) -> Any:
         result = theirs(self, layer, *arguments, **named)
-        if _is_matrix(layer) and layer.weight.dtype in (torch.bfloat16, torch.float16):
-            (n, k), dtype = layer.weight.shape, short_dtype(layer.weight.dtype)
-            compile_ahead(Shape("a16w16", 1, n, k, dtype), current_device())
+        with spared(_log, "compiling ahead"):
+            if _is_matrix(layer) and layer.weight.dtype in (torch.bfloat16, torch.float16):
+                (n, k), dtype = layer.weight.shape, short_dtype(layer.weight.dtype)
+                compile_ahead(Shape("a16w16", 1, n, k, dtype), current_device())
         return result
 
     return create_weights

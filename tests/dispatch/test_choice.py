@@ -104,6 +104,18 @@ class TestPartOfAName:
         assert nothing.offer.solution == NATIVE
         assert told(nothing) == ["mine lists no kernel for this shape"]
 
+    def test_means_a_solution_that_is_there(self):
+        """An empty name passes over a heuristic's choice that is not compiled, if another one is."""
+        missing = {"a", "b"}
+
+        def lacks(solution, shape, device):
+            return f"{solution.kernel_name} is not compiled" if solution.kernel_name in missing else ""
+
+        registry = fake_registry(with_hooks(fake_backend("mine", solutions=("b", "c"), heuristic="a"), lacks=lacks))
+        assert chosen(registry, row(Solution("mine"))).offer.solution.kernel_name == "c"
+        missing.add("c")
+        assert told(chosen(registry, row(Solution("mine")))) == ["mine refuses: a is not compiled"]
+
     def test_of_a_device_is_the_backends_choice_without_a_number(self):
         """A row of a device without name and number means the choice; with a number it means that solution."""
         registry = fake_registry(fake_backend("mine", solutions=("a", "b")))

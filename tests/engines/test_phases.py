@@ -1,6 +1,7 @@
 """Seconds of start-up by phase."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tunedgemm_engines import phases
@@ -14,7 +15,21 @@ def test_a_phase_within_counts_once(monkeypatch) -> None:
     with pytest.raises(ValueError, match="inner"), phases.phase("outer"), phases.phase("inner"):
         raise ValueError("inner")
     assert phases.report() == "tunedgemm: 7.00 s of start-up: inner 2.00, outer 5.00"
-    assert not phases._within
+    assert not phases._open.within
+
+
+def test_threads_have_phases_of_their_own(monkeypatch) -> None:
+    """A phase that another thread ends first leaves the time of this one's alone."""
+    now = iter([0.0, 1.0, 3.0, 7.0])
+    monkeypatch.setattr(phases, "_seconds", {})
+    monkeypatch.setattr(phases.time, "perf_counter", lambda: next(now))
+    with ThreadPoolExecutor(1) as other:
+        theirs, ours = phases.phase("theirs"), phases.phase("ours")
+        other.submit(theirs.__enter__).result()
+        ours.__enter__()
+        other.submit(theirs.__exit__, None, None, None).result()
+        ours.__exit__(None, None, None)
+    assert phases._seconds == {"theirs": 3.0, "ours": 6.0}
 
 
 def test_the_report_is_what_the_benchmark_reads(monkeypatch) -> None:

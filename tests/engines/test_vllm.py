@@ -94,6 +94,12 @@ def test_plain_weights_are_routed(vllm_captured, place) -> None:
     assert vllm_captured("a16w16") == {3: 2}
 
 
+def test_a_weight_that_no_shape_has_is_created(vllm_captured) -> None:
+    """Compiling ahead never stops an engine's start, not even for a weight without rows."""
+    for place in plugin.PLAIN:
+        method(place)().create_weights(made_layer(weight=torch.randn(0, K).bfloat16()))
+
+
 def test_a_row_for_the_weight_decides(vllm_table) -> None:
     """A layer uses the tables at any M if they have a row of its N and K; else it stays vLLM's."""
     vllm_table("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 64, N, K, "bf16"))

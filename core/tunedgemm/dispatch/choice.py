@@ -211,11 +211,11 @@ def resolve(offer: Offer, backend: Backend, shape: Shape, device: Device) -> Off
 def own_choice(backend: Backend, shape: Shape, device: Device) -> Solution | Unsupported:
     """Return a backend's choice for a shape that a row assigns to it.
 
-    That is its heuristic's solution, or else the first enumerated one without a missing
+    That is its heuristic's solution, or else the first enumerated one, of those without a missing
     requirement (`lacks`). Backends enumerate the most promising solutions first.
     """
     first = backend.heuristic_fallback(shape, device)
-    if first is not None:
+    if first is not None and not backend.lacks(first, shape, device):
         return first
     try:
         for solution in backend.iterate(shape, device):

@@ -170,6 +170,8 @@ def test_untuned_answers_are_built(fakes, capsys):
     assert main(["ck", "prebuild", "--untuned", "gfx942:304"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"{len(wanted)} instances: 0 stored, {len(wanted)} built, 0 failed"
     assert 3 <= len(wanted) <= 16 and all(name.startswith("a8w8_blockscale") for name in wanted)
+    assert main(["ck", "prebuild", "nowhere.csv", "--untuned", "gfx942:304"]) == 2
+    assert "nowhere.csv" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

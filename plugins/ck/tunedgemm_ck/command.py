@@ -52,7 +52,8 @@ def _run(arguments: argparse.Namespace) -> int:
         return _source(arguments)
     if arguments.jobs < 0:
         raise UserError(f"--jobs must be at least 0 (got {arguments.jobs})")
-    rows = list(_untuned_rows(arguments.untuned)) if arguments.untuned else _load_rows(arguments.tables)
+    rows = list(_untuned_rows(arguments.untuned)) if arguments.untuned else []
+    rows += _load_rows(arguments.tables) if arguments.tables or not arguments.untuned else []
     fresh = arguments.rebuild or switched_on(REBUILD)
     return prebuild(rows, arguments.gfx, arguments.jobs, fresh=fresh, verbose=getattr(arguments, "verbose", False))
 
