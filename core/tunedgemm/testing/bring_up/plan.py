@@ -45,14 +45,15 @@ def plan(registry: Registry, device: Device, libtypes: str, announce: Callable[[
         "versions": versions | {f"driver of {maker}": version for maker, version in drivers().items()},
         "libraries": {name: str(fact.more.get("library", "")) for name, fact in asked.items() if fact.more.get("library")},
         "backends": {name: str(fact.value) for name, fact in asked.items()},
-        "items": [{"id": _name(item), **item} for item in order],
+        "items": [{"id": _name(item, libtypes), **item} for item in order],
     }
 
 
-def _name(item: dict[str, Any]) -> str:
-    """Return the name of an item, which is the key of its result."""
+def _name(item: dict[str, Any], libtypes: str) -> str:
+    """Return the name of an item, which is the key of its result: what other libtypes tune is another."""
     shape = str(Shape.from_dict(item["shape"])) if item["shape"] else ""
-    return " ".join(filter(None, (item["check"], item["libtype"], shape)))
+    by = f"by {libtypes}" if shape and not item["libtype"] and libtypes != "all" else ""
+    return " ".join(filter(None, (item["check"], item["libtype"], shape, by)))
 
 
 def _items(check: Check, backends: Sequence[Backend], device: Device) -> Iterator[tuple[tuple[float, ...], dict[str, Any]]]:
