@@ -67,7 +67,7 @@ def test_a_signal_keeps_the_results(number: signal.Signals, code: int, tmp_path:
 
 
 def test_two_runs_share_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A second run of the same report is an error, and changes nothing: it would drop the first one's results."""
+    """A second run of the same report is an error: it would drop the results of the first."""
     path = tmp_path / "r.json"
     with locked(path):
         assert main(["doctor", "--bring-up", "--libtype", "torch", "-o", str(path)]) == 2

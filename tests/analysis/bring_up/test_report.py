@@ -119,6 +119,6 @@ def test_a_file_of_another_device_is_kept(tmp_path: Path) -> None:
         json.dumps({"schema": "tunedgemm.bring_up", "version": 1}),
     ):
         path.write_text(content)
-        with pytest.raises(UserError, match="not a (whole )?report"):
+        with pytest.raises(UserError, match=r"not a (whole )?report"):
             Report.opened(path, PLAN)
         assert path.read_text() == content
