@@ -66,6 +66,17 @@ def test_a_signal_keeps_the_results(number: signal.Signals, code: int, tmp_path:
     assert json.loads(path.read_text())["begun"] is None
 
 
+def test_sigterm_before_the_first_check(tmp_path: Path) -> None:
+    """The exit code is the same while checks are listed, and no file is written."""
+    words = [sys.executable, "-m", "tunedgemm", "doctor", "--bring-up", "-o", str(tmp_path / "r.json")]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "listing the checks\n"
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (143, "tunedgemm: interrupted\n") and not list(tmp_path.iterdir())
+
+
 def test_two_runs_share_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A second run of the same report is an error: it would drop the results of the first."""
     path = tmp_path / "r.json"

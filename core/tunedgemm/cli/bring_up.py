@@ -49,7 +49,7 @@ def bring_up(arguments: argparse.Namespace) -> int:
     """Run the kit; return 1 if a check found a fault, 130 after Ctrl-C, 143 after SIGTERM, else 0."""
     from tunedgemm.analysis.bring_up.examiner import Examiner
     from tunedgemm.table.sheet import locked
-    from tunedgemm.tuner import stopped_by_sigterm
+    from tunedgemm.tuner import Terminated, stopped_by_sigterm
 
     if arguments.output is not None and arguments.output.suffix != ".json":
         raise UserError(f"-o: must end in .json, as a page is written with .html (got {arguments.output})")
@@ -61,6 +61,9 @@ def bring_up(arguments: argparse.Namespace) -> int:
             path = arguments.output or Path(f"bring-up-{device['gfx']}-{device['cu_num']}.json")
             with locked(path, timeout=_LOCK_S):
                 return _run(path, plan, examiner, arguments.libtype, seconds)
+        except Terminated:
+            print("tunedgemm: interrupted", file=sys.stderr)
+            return 128 + signal.SIGTERM
         finally:
             examiner.stop()
 
