@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tunedgemm.cli import main
+from tunedgemm.table.sheet import locked
 
 
 @pytest.mark.parametrize("minutes", ["0", "-1", "soon", "9999", "nan"])
@@ -49,8 +50,9 @@ def test_a_run_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
 
 
-def test_ctrl_c_keeps_the_results(tmp_path: Path) -> None:
-    """An interrupted run has code 130, a whole report and no child left."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
+def test_a_signal_keeps_the_results(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    """A stopped run leaves a whole report, in which no check counts as ended."""
     path = tmp_path / "r.json"
     words = [sys.executable, "-m", "tunedgemm", "doctor", "--bring-up", "--libtype", "torch", "-o", str(path)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -58,7 +60,26 @@ def test_ctrl_c_keeps_the_results(tmp_path: Path) -> None:
     while not (path.exists() and len(json.loads(path.read_text())["results"]) > 3):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, _ = process.communicate(timeout=30)
-    assert process.returncode == 130 and "left, which the same command runs" in out
+    assert process.returncode == code and "left, which the same command runs" in out
     assert json.loads(path.read_text())["begun"] is None
+
+
+def test_sigterm_before_the_first_check(tmp_path: Path) -> None:
+    """The exit code is the same while checks are listed, and no file is written."""
+    words = [sys.executable, "-m", "tunedgemm", "doctor", "--bring-up", "-o", str(tmp_path / "r.json")]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "listing the checks\n"
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (143, "tunedgemm: interrupted\n") and not list(tmp_path.iterdir())
+
+
+def test_two_runs_share_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A second run of the same report is an error: it would drop the results of the first."""
+    path = tmp_path / "r.json"
+    with locked(path):
+        assert main(["doctor", "--bring-up", "--libtype", "torch", "-o", str(path)]) == 2
+    assert f"{path}: another process has held the lock" in capsys.readouterr().err and not path.exists()

@@ -41,8 +41,9 @@ _SPENT, _RACE_S, _JOBS, _NICE = 0.85, 0.5, 4, 10
 #: The same: uncounted and counted rounds of a race. Each sample waits for a time slice of the GPU,
 #: which the server uses too: about 3 ms on an H200.
 _WARMUP, _ROUNDS = 1, 21
-#: Least seconds for further solutions, once every shape has had its guesses: the tuner starts anew.
-_FURTHER_S = 20.0
+#: Least and most seconds for further solutions, once every shape has had its guesses: the tuner
+#: starts anew, and shapes that are called meanwhile wait.
+_LEAST_FURTHER_S, _MOST_FURTHER_S = 20.0, 60.0
 #: Seconds between looks at the parent.
 _LOOK = 0.2
 
@@ -102,11 +103,11 @@ def _tune_in_background(question: Mapping[str, Any], calls: Mapping[Shape, int],
     few = attrs.evolve(options, candidates=GUESSES, topk=GUESSES, warmup=_WARMUP, iters=_ROUNDS, seconds=_RACE_S, jobs=jobs)
     further = attrs.evolve(few, candidates=0, all=True)
     end, faults, said, tuned = time.monotonic() + question["seconds"], list[str](), "", 0
-    for chosen, least in ((few, 0.0), (further, _FURTHER_S)):
+    for chosen, least, most in ((few, 0.0, math.inf), (further, _LEAST_FURTHER_S, _MOST_FURTHER_S)):
         for op, share in _by_value(calls, Device(*question["kind"]), chosen, question["tables"]):
             if (left := end - time.monotonic()) < least:
                 break
-            budgeted = attrs.evolve(chosen, budget=max(_SPENT * share * left, 1.0))
+            budgeted = attrs.evolve(chosen, budget=max(share * min(_SPENT * left, most), 1.0))
             try:
                 report = tune(op, _of(op, calls), Path(question["tables"][op]), budgeted)
             except UserError as error:

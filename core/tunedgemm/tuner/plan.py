@@ -152,9 +152,8 @@ def plan(
         stale = row is not None and libvers.get(row.solution.libtype) != row.libver
         wanted = stale if options.stale else row is None or options.all
         if shape.m and wanted:
-            guess = _guess(shape, device, registry) if options.budget else None
-            saving = counts[shape] * _saving_us(op, shape, device, rows, guess) if options.budget else 0.0
-            tasks.append(Task(shape, counts[shape], row.solution if row else None, guess, saving=saving))
+            saving, guess = _saving(op, shape, device, rows, registry) if options.budget else (0.0, None)
+            tasks.append(Task(shape, counts[shape], row.solution if row else None, guess, saving=counts[shape] * saving))
         else:
             skipped.append(shape)
     tasks = _in_order(op, tasks, device, options)
@@ -196,19 +195,17 @@ def _share(shapes: list[Shape], options: Options) -> list[Shape]:
     return sorted(shares[part - 1], key=_by_sizes)
 
 
-def _guess(shape: Shape, device: Device, registry: Registry | None) -> Solution | None:
-    """Return what serves a shape without a row; None for torch."""
-    described = attrs.evolve(device, index=-1)  # this process touches no device
-    return next(choices(shape, described, registry, untuned_libtypes()), None) if registry is not None else None
-
-
-def _saving_us(op: Op, shape: Shape, device: Device, rows: Mapping[Shape, Row], guess: Solution | None) -> float:
-    """Return the microseconds that tuning is expected to save of a call.
+def _saving(op: Op, shape: Shape, device: Device, rows: Mapping[Shape, Row], registry: Registry | None) -> tuple[float, Solution | None]:
+    """Return the microseconds that tuning is expected to save of a call, and the guess that serves it.
 
     A row serves it now, perhaps that of a padded M, or a backend's guess; else torch does.
     """
     near = (key_shape(attrs.evolve(shape, m=m)) for m in serving(op.padded_m, shape.m, shape.n, device.kind))
-    return saving_us(op, shape, device, is_chosen=guess is not None or any(each in rows for each in near))
+    has_row, guess = any(each in rows for each in near), None
+    if not has_row and registry is not None:
+        described = attrs.evolve(device, index=-1)  # this process touches no device
+        guess = next(choices(shape, described, registry, untuned_libtypes()), None)
+    return saving_us(op, shape, device, is_chosen=has_row or guess is not None), guess
 
 
 def _in_order(op: Op, tasks: list[Task], device: Device, options: Options) -> list[Task]:

@@ -122,7 +122,7 @@ class ShapeRun:
         return [solution for solution in candidates if solution not in self._timings]
 
     def _try(self, candidates: Sequence[Solution]) -> list[Solution]:
-        """Compile and check solutions, the first compiled ones first; return those that pass, in order."""
+        """Compile and check solutions as they get ready; return those that pass, with timings, in order."""
         if self.deadline < math.inf:  # it limits the wait for all of them
             return self._check(self._compile(candidates))
         left, right = list(candidates), set[Solution]()
@@ -131,6 +131,7 @@ class ShapeRun:
             batch = self.tuner.compilers.compiled(self.task.shape, left, self.tuner.place.device) or left[:1]
             right.update(self._check(self._compile(batch)))
             left = [solution for solution in left if solution not in batch]
+        self._timings.update({solution: self._timings.pop(solution) for solution in candidates if solution in self._timings})
         return [solution for solution in candidates if solution in right]
 
     def _open(self, candidates: Sequence[Solution]) -> bool:
@@ -245,8 +246,7 @@ class ShapeRun:
 
     def _effort(self, rounds: float = math.inf) -> Effort:
         options = self.tuner.options
-        warmup = 0 if self._is_late(RACING) else options.warmup
-        return Effort(warmup, int(min(options.iters, rounds)), options.seconds, self.deadline)
+        return Effort(0 if self._is_late(RACING) else options.warmup, int(min(options.iters, rounds)), options.seconds, self.deadline)
 
     def _race(self, finalists: list[Solution]) -> None:
         """Run the accurate phase; remove finalists that fail."""

@@ -136,7 +136,7 @@ class Task:
         shape: the shape.
         count: its calls in the workload.
         incumbent: the table's current solution.
-        guess: what serves without a row; None for torch, and without a budget.
+        guess: what serves where no row does; None for torch, and without a budget.
         only: if given, time only these solutions and the baseline, without a screen.
         saving: expected saving of tuning over all calls, in microseconds; 0 without a budget.
     """

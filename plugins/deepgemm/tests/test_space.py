@@ -88,6 +88,8 @@ def test_lists_begin_with_the_librarys_choice() -> None:
         ({"m": 512, "n": 65536}, "m_major", H200, False),
         ({"n": 3072}, "m_major", H200, False),
         ({}, "m_major", Device("sm_90", 132, "nvidia-h100-80gb-hbm3"), False),
+        ({}, "m_major", Device("sm_90", 132, "nvidia-h200-nvl"), False),
+        ({}, "m_major", Device("sm_90", 60, "nvidia-h200-mig-3g-71gb"), False),
     ],
 )
 def test_large_products_with_scales_in_place_get_the_librarys_choice(

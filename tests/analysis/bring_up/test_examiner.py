@@ -18,7 +18,8 @@ def say(**line): print(json.dumps(line), flush=True)
 for line in sys.stdin:
     name = json.loads(line)["id"]
     if name == "silent": os._exit(7)
-    if name == "plain": say(answer={"status": "ok", "pid": os.getpid()})
+    if name in ("plain", "last"): say(answer={"status": "ok", "pid": os.getpid()})
+    if name == "last": time.sleep(0.5); os._exit(1)
     say(at=["launch" if name != "slow" else "compile", "kernel 7", 0.3 if name != "patient" else 60])
     if name == "dies": print("first\\nsegment 7 fell over", file=sys.stderr); os.abort()
     if name == "exits": os._exit(3)
@@ -52,6 +53,13 @@ def test_a_death_is_named_with_its_last_words(examiner: Examiner) -> None:
         "status": "crashed", "detail": "SIGABRT in step launch: segment 7 fell over", "kernel": "kernel 7", "measures": {},
     }  # fmt: skip
     assert ask(examiner, "exits")["detail"] == "exit code 3 in step launch"
+
+
+def test_a_child_that_ends_after_its_answer_is_replaced(examiner: Examiner) -> None:
+    """A child whose context is lost ends while the next question waits for it; a new one answers."""
+    first = ask(examiner, "last")
+    assert first["status"] == "ok"
+    assert ask(examiner, "plain")["pid"] != first["pid"]
 
 
 def test_a_slow_compiler_is_no_fault(examiner: Examiner) -> None:

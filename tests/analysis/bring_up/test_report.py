@@ -47,6 +47,9 @@ def run(path: Path, *answers: Any) -> tuple[Bringing, Answers]:
     [
         ("/home/jane/x/libhipblaslt.so.1: no function f", "<path>/libhipblaslt.so.1: no function f"),
         ("File '/srv/My/pack.tmp', line 3", "File '<path>', line 3"),
+        ("No such file: '/home/Jane Doe/My Files/x.txt', './lab/plan.co'", "No such file: '<path>', '<path>/plan.co'"),
+        ("['hipcc', '-I/home/jane/lab'] hipcc -L/opt/lab ../lab", "['hipcc', '-I<path>'] hipcc -L<path> <path>"),
+        ("at gpu-box-7.corp.example:22 for 'x'/'y'", "at <name>:22 for 'x'/'y'"),
         ("C:\\Users\\jane\\kernel.py failed", "<path>/kernel.py failed"),
         ("~/packs and ~jane", "<path> and ~<name>"),
         ("on gpu-box-7 by jane.doe at 10.0.0.7:22, jane@corp.example", "on <name> by <name> at <address>, <address>"),
@@ -109,8 +112,13 @@ def test_a_file_of_another_device_is_kept(tmp_path: Path) -> None:
     run(path, OK, OK, OK, OK)
     with pytest.raises(UserError, match=r"has results of other versions \(got torch 2.13, now 2.14\); name another -o"):
         Report.opened(path, PLAN | {"versions": {"torch": "2.14"}})
-    for content in ("{}", "no JSON", json.dumps({"schema": "tunedgemm.bring_up", "version": 2})):
+    for content in (
+        "{}",
+        "no JSON",
+        json.dumps({"schema": "tunedgemm.bring_up", "version": 2}),
+        json.dumps({"schema": "tunedgemm.bring_up", "version": 1}),
+    ):
         path.write_text(content)
-        with pytest.raises(UserError, match="not a report"):
+        with pytest.raises(UserError, match=r"not a (whole )?report"):
             Report.opened(path, PLAN)
         assert path.read_text() == content

@@ -58,3 +58,12 @@ def test_shapes_to_tune(device: Device, count: int) -> None:
     shapes = tuned_shapes(device)
     assert len(set(shapes)) == count and len({shape.op for shape in shapes}) == 4
     assert {shape.dtype for shape in shapes} == {"bf16", "fp8_e4m3fnuz" if device.gfx == "gfx942" else "fp8_e4m3fn"}
+
+
+def test_tuning_by_other_libtypes_is_another_item(cpu: Device) -> None:
+    """A report goes on with other libtypes: checks of one backend are known, its tuning is not theirs."""
+    backends = fake_backend("one"), fake_backend("two")
+    one, both = ({item["id"]: item["check"] for item in items(cpu, *backends, libtypes=libtypes)} for libtypes in ("one", "one,two"))
+    assert (
+        {check for name, check in one.items() if name not in both} == {"tune"} == {both[name] for name in both if name.startswith("tune")}
+    )

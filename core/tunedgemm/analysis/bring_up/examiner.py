@@ -19,7 +19,8 @@ from tunedgemm.errors import UserError
 
 #: The command of a child.
 COMMAND = (sys.executable, "-m", "tunedgemm.testing.bring_up")
-#: Seconds in which a child starts, imports torch and opens the device; and in which it ends.
+#: Seconds in which a child starts, imports torch and opens the device; and in which it ends, or an
+#: old one answers with its first line.
 _START_S, _END_S = 180.0, 20.0
 #: Bytes of a read, and characters of a reason.
 _READ, _REASON = 1 << 16, 500
@@ -52,23 +53,30 @@ class Examiner:
         Raises:
             UserError: a new child does not start, or does not open the device.
         """
+        old = self._process
         process = self._started()
-        step, kernel, limit = _START, "", time.monotonic() + _START_S
+        step, kernel, limit = _START, "", time.monotonic() + (_END_S if process is old else _START_S)
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # reading tells how it ended
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
         while (line := self._line(min(limit, until))) is not None:
             if not line:
-                return self._death(step, kernel)
+                break
             message = json.loads(line)
             if "answer" in message:
                 answer: dict[str, Any] = message["answer"]
                 return answer
             step, kernel, seconds = message["at"]
             limit = time.monotonic() + seconds
+        is_late = time.monotonic() >= limit
+        if step == _START and process is old and (line is not None or is_late):  # it was ending after its last answer
+            self.stop()
+            return self.ask(request, until)
+        if line is not None:
+            return self._death(step, kernel)
         self.stop()
-        if time.monotonic() < limit:
+        if not is_late:
             return None
         if step == _START:
             raise UserError(f"a new process: does not open the device in {_START_S:g} s; {_REMEDY}")

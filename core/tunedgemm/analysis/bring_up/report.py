@@ -21,13 +21,22 @@ from tunedgemm.process.files import read_regular, replace_file
 from tunedgemm.text.printable import printable_line
 
 SCHEMA, VERSION = "tunedgemm.bring_up", 1
+#: Parts that a further run and the pages read.
+_READ = frozenset(("date", "device", "versions", "libraries", "begun", "results"))
 #: Statuses of a result that are faults; ``late``, ``refused`` and ``ok`` are none.
 FAULTY = ("wrong", "failed", "hung", "crashed", "fault", "leaks", "ended")
 #: Characters of a text in the report.
 _TEXT = 600
 #: Endings of files whose names say nothing of a user.
 _PUBLIC = (".py", ".so", ".co", ".hsaco", ".h", ".hpp", ".cpp", ".cu", ".hip", ".cuh")
-_PATH = re.compile(r"(?:file://)?(?<![\w.)\]])(?:~|[A-Za-z]:)?(?:[\\/][^\s\\/:;,'\"()<>|\[\]]+)+[\\/]?")
+#: Name that stands for one of this user or host; a path may have it.
+_NAME = "<name>"
+#: Paths: in quotes, where blanks are part of them; else after an option of one letter, or where no
+#: fraction or product of names goes on.
+_PATH = re.compile(
+    r"(?<=')(?:~|\.{1,2})?/[^'\n]+(?=')|"
+    rf"(?:file://)?(?:(?<![\w.)\]])|(?<=[\s'\"]-[A-Z]))(?:~|\.{{1,2}}|[A-Za-z]:)?(?:[\\/](?:{_NAME}|[^\s\\/:;,'\"()<>|\[\]])+)+[\\/]?"
+)
 _OTHER = (
     (re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+"), "<address>"),
     (re.compile(r"\b\w+://\S+"), "<address>"),
@@ -51,9 +60,9 @@ def scrubbed(text: str, words: tuple[str, ...]) -> str:
     """Return a text without paths, addresses, identifiers of hardware, and these words."""
     for pattern, name in _OTHER:
         text = pattern.sub(name, text)
+    for word in words:  # with the domain of a host
+        text = re.sub(rf"(?<![\w-]){re.escape(word)}(?:\.[\w-]+)*(?![\w-])", _NAME, text)
     text = _PATH.sub(_less_folder, text)
-    for word in words:
-        text = re.sub(rf"(?<![\w-]){re.escape(word)}(?![\w-])", "<name>", text)
     return printable_line(text)[:_TEXT]
 
 
@@ -164,10 +173,13 @@ def read_report(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(read_regular(path))
         known = found["schema"] == SCHEMA and found["version"] == VERSION
+        missing = sorted(_READ - found.keys()) if known else []
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: not a report of the bring-up kit (got {type(error).__name__}); name another file") from error
     if not known:
         raise UserError(f"{path}: not a report of this version (got {found['schema']} {found['version']}); name another file")
+    if missing:
+        raise UserError(f"{path}: not a whole report (got no {missing[0]}); name another file")
     return found  # type: ignore[no-any-return]
 
 

@@ -34,6 +34,7 @@ def plan(registry: Registry, device: Device, libtypes: str, announce: Callable[[
         announce("load", libtype, LOAD_S)
         registry.get(libtype)
     backends = registry.select(libtypes)
+    tuner = "" if backends == registry.select("all") else f"by {','.join(backend.libtype for backend in backends)}"
     turns = [
         (turn, item) for check in CHECKS if device.kind != "cpu" or not check.needs_gpu for turn, item in _items(check, backends, device)
     ]
@@ -45,14 +46,14 @@ def plan(registry: Registry, device: Device, libtypes: str, announce: Callable[[
         "versions": versions | {f"driver of {maker}": version for maker, version in drivers().items()},
         "libraries": {name: str(fact.more.get("library", "")) for name, fact in asked.items() if fact.more.get("library")},
         "backends": {name: str(fact.value) for name, fact in asked.items()},
-        "items": [{"id": _name(item), **item} for item in order],
+        "items": [{"id": _name(item, tuner), **item} for item in order],
     }
 
 
-def _name(item: dict[str, Any]) -> str:
-    """Return the name of an item, which is the key of its result."""
+def _name(item: dict[str, Any], tuner: str) -> str:
+    """Return the name of an item, which is the key of its result: what other libtypes tune is another."""
     shape = str(Shape.from_dict(item["shape"])) if item["shape"] else ""
-    return " ".join(filter(None, (item["check"], item["libtype"], shape)))
+    return " ".join(filter(None, (item["check"], item["libtype"], shape, "" if item["libtype"] or not shape else tuner)))
 
 
 def _items(check: Check, backends: Sequence[Backend], device: Device) -> Iterator[tuple[tuple[float, ...], dict[str, Any]]]:
