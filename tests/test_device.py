@@ -150,18 +150,18 @@ NODES = (
 @pytest.mark.parametrize("mode", [None, "0"])
 @pytest.mark.parametrize("counted", [32, 64])
 @pytest.mark.parametrize(
-    ("gfx", "domain", "bus", "expected"),
+    ("gfx", "address", "expected"),
     [
-        ("gfx1201", 0, 3, 64),
-        ("gfx1100", 1, 3, 96),
-        ("gfx1250", 1, 3, 96),
-        ("gfx1310", 1, 3, 96),
-        ("gfx1201", 2, 3, None),
-        ("gfx1201", 0, 4, None),
-        ("gfx942", 0, 3, None),
+        ("gfx1201", (0, 3), 64),
+        ("gfx1100", (1, 3), 96),
+        ("gfx1250", (1, 3), 96),
+        ("gfx1310", (1, 3), 96),
+        ("gfx1201", (2, 3), None),
+        ("gfx1201", (0, 4), None),
+        ("gfx942", (0, 3), None),
     ],
 )
-def test_the_kernel_drivers_count_decides_on_rdna(monkeypatch, tmp_path, mode, counted, gfx, domain, bus, expected):
+def test_the_kernel_drivers_count_decides_on_rdna(monkeypatch, tmp_path, mode, counted, gfx, address, expected):
     """Whichever HIP counts, and in either mode, a key has the CUs of the driver's node, as
     rocminfo has; without such a node HIP's count is taken by its mode.
     """
@@ -172,7 +172,7 @@ def test_the_kernel_drivers_count_decides_on_rdna(monkeypatch, tmp_path, mode, c
         (tmp_path / str(index)).mkdir()
         (tmp_path / str(index) / "properties").write_text(node)
     monkeypatch.setattr(device_module, "TOPOLOGY", tmp_path)
-    properties = SimpleNamespace(multi_processor_count=counted, pci_domain_id=domain, pci_bus_id=bus, pci_device_id=0)
+    properties = SimpleNamespace(multi_processor_count=counted, pci_domain_id=address[0], pci_bus_id=address[1], pci_device_id=0)
     paired = gfx == "gfx1201" and mode is None
     assert device_module.compute_units(gfx, properties) == (expected or counted * (1 + paired))
 
