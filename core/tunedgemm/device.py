@@ -153,8 +153,8 @@ def compute_units(gfx: str, properties: Any) -> int:
     if facts is not None and facts.warp_size == _CDNA_LANES:
         return processors
     place = (getattr(properties, f"pci_{part}_id", -1) for part in ("domain", "bus", "device"))
-    paired = facts is not None and os.environ.get(_WGP_MODE) != _CU_MODE
-    return driver_units(*place) or processors * (facts.units if paired else 1)
+    units = facts.units if facts is not None and os.environ.get(_WGP_MODE) != _CU_MODE else 1
+    return driver_units(*place) or processors * units
 
 
 def driver_units(domain: int, bus: int, slot: int) -> int:

@@ -102,7 +102,7 @@ def usual(op):
 def test_no_kernel_is_a_default_where_none_was_measured(every_backend, monkeypatch, op):
     """On RDNA and gfx1250 no backend answers an untuned call, even where the user lists all of them.
 
-    A skinny default that nobody had measured there was 36 times slower (vllm-project/vllm#51511).
+    An unmeasured skinny default was 36 times slower there (vllm-project/vllm#51511).
     """
     libtypes = [libtype for libtype in every_backend.libtypes if libtype != BUILTIN]
     monkeypatch.setenv("TUNEDGEMM_FALLBACK", ",".join(libtypes))

@@ -2,9 +2,9 @@
 JSON.
 
 It reads a JSON list of cases: kernel name, split_k, and a ``shape`` as a dict or ``op`` and
-``example`` for one of the op's examples. Optional changes: ``gfx`` and ``multiprocessors`` of
-the device, and ``m`` another number of rows. For fmoe ``skewed`` (some experts get all tokens, some none),
-``static`` (pass per_Tensor its scales), ``sort`` (run and check only the sort).
+``example`` for one of the op's examples. Optional changes: ``gfx`` and ``multiprocessors`` of the
+device, and ``m`` another number of rows. For fmoe ``skewed`` (some experts get all tokens, some
+none), ``static`` (pass per_Tensor its scales), ``sort`` (run and check only the sort).
 """
 
 from __future__ import annotations

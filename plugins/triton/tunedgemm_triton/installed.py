@@ -20,8 +20,8 @@ _DISTRIBUTIONS = ("triton", "triton-rocm", "pytorch-triton-rocm")
 _OLDEST, _NEWEST = (3, 6), (3, 9)
 KNOWN = "Triton {}.{} to {}.{}".format(*_OLDEST, *_NEWEST)
 #: Architectures, or uses, and the first Triton that compiles for them, of 3.6, 3.8 and 3.9: whose
-#: ptxas knows sm_107 or sm_110, or which emits the matrix instructions of gfx1250 and gfx1251, or
-#: of gfx1154 and gfx117x, for which 3.8 ends the process.
+#: ptxas knows sm_107 or sm_110, or which emits the matrix instructions of gfx1250 and gfx1251. For
+#: gfx1154 and gfx117x 3.8 ends the process.
 SINCE = {
     "sm_107": (3, 9), "sm_110": (3, 8), "gfx1250": (3, 8), "gfx1251": (3, 8),
     **dict.fromkeys(("gfx1154", "gfx1170", "gfx1171", "gfx1172"), (3, 9)),
