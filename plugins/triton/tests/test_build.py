@@ -41,7 +41,7 @@ INSTRUCTIONS = {
     ("gfx942", "fp4x2"): "v_mfma_f32.*_bf16",
     ("gfx950", "fp8_e4m3fn"): r"v_mfma_f32_\w+(f8f6f4|fp8_fp8)", ("gfx950", "int8"): r"v_mfma_i32_\w+i8",
     ("gfx950", "fp4x2"): "v_mfma_scale_f32_",
-    ("gfx1250", "fp4x2"): "v_wmma_scale_f32_", ("gfx1250", "int8"): r"v_wmma_i32_\w+iu8",
+    ("gfx1250", "fp4x2"): "v_wmma_scale_f32_", ("gfx1251", "fp4x2"): "v_wmma_scale_f32_", ("gfx1250", "int8"): r"v_wmma_i32_\w+iu8",
     ("gfx1250", "fp8_e4m3fn"): r"v_wmma_(f32|scale)\w+(_fp8_fp8|f8f6f4)", ("gfx1100", "int8"): r"v_wmma_i32_\w+iu8",
     ("gfx1201", "fp8_e4m3fn"): r"v_wmma_f32_\w+_fp8_fp8", ("gfx1201", "int8"): r"v_wmma_i32_\w+iu8", ("gfx1201", "fp4x2"): "v_wmma.*_bf16",
     ("sm_90", "fp8_e4m3fn"): r"wgmma.*e4m3\.e4m3|mma\.sync.*f32\.f16\.f16", ("sm_90", "int8"): r"wgmma.*s8\.s8|mma\.sync.*s8\.s8",
