@@ -1,6 +1,12 @@
 """The table of architectures: facts with sources, and limits of unknown members of a family."""
 
+import importlib.util
+import json
 import logging
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import attrs
 import pytest
@@ -64,3 +70,27 @@ def test_facts_select_architectures():
     assert ARCHITECTURES.having(matrix="wgmma") == ("sm_90",)
     assert ARCHITECTURES.having(matrix=("mma", "tcgen05"), fp4=True) == ("sm_100", "sm_103", "sm_107", "sm_110", "sm_120", "sm_121")
     assert ARCHITECTURES.having(fp8="fp8_e4m3fnuz") == ("gfx942",)
+
+
+def test_facts_of_wavefronts_of_32_lanes_are_those_of_llvm():
+    """Each gfx11 and gfx12 that LLVM knows is in the table, with its lanes, LDS, registers and products.
+
+    The LLVM is that of the installed Triton, which compiles the kernels.
+    """
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("no Triton: pip install triton")
+    lines = {gfx: facts for gfx, facts in ARCHITECTURES.items() if gfx.startswith("gfx1")}
+    command = [sys.executable, str(Path(__file__).with_name("llvm_amd.py")), *lines]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    if not child.stdout:
+        pytest.skip("Triton 3.9 is the first with a code generator to call")
+    stated = json.loads(child.stdout)
+    assert set(stated) == set(lines)
+    limits = re.findall(r"local memory .* exceeds limit \((\d+)\)", child.stderr)
+    for (gfx, found), limit in zip(stated.items(), limits, strict=True):
+        facts = lines[gfx]
+        assert (found["lanes"], int(limit)) == (facts.warp_size, facts.shared_bytes), gfx
+        assert (found["bf16"], found["fp8"], found["fp4"]) == (facts.matrix == "wmma", facts.fp8 == "fp8_e4m3fn", facts.fp4), gfx
+        registers = (facts.file_ki << 10) // facts.warp_size // (4 // facts.units)
+        # LLVM allots 24 at a time of 1536.
+        assert found["waves"] == registers // (264 if registers == 1536 else 256), gfx

@@ -7,7 +7,10 @@ import pytest
 import torch
 from tunedgemm import device as device_module
 from tunedgemm.device import Device, as_present, current_device, device_of, device_of_text, slug
+from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.errors import UserError
+from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
 
 
 @pytest.mark.parametrize(
@@ -120,16 +123,76 @@ def test_gpus(monkeypatch, hip, properties, expected):
         ("gfx1201", "0", 32),
     ],
 )
-def test_compute_units_of_amd(monkeypatch, gfx, mode, expected):
+def test_compute_units_of_amd(monkeypatch, tmp_path, gfx, mode, expected):
     """A key has CUs, where HIP counts pairs of them unless it runs in CU mode."""
     monkeypatch.delenv("GPU_ENABLE_WGP_MODE", raising=False)
     if mode is not None:
         monkeypatch.setenv("GPU_ENABLE_WGP_MODE", mode)
+    monkeypatch.setattr(device_module, "TOPOLOGY", tmp_path)
     properties = SimpleNamespace(gcnArchName=gfx, multi_processor_count=32, name="AMD Radeon")
     monkeypatch.setattr(torch.version, "hip", "7.2")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
 
     assert device_module._gpu.__wrapped__(0).cu_num == expected
+
+
+#: Nodes as the kernel driver lists them: a CPU, two GPUs, and two parts of one GPU that differ.
+NODES = (
+    "cpu_cores_count 16\nsimd_count 0\nlocation_id 0\ndomain 0\n",
+    "simd_count 128\nsimd_per_cu 2\nlocation_id 768\ndomain 0\nunique_id 17446744073709551615\n",
+    "simd_count 192\nsimd_per_cu 2\nlocation_id 768\ndomain 1\n",
+    "simd_count 256\nsimd_per_cu 4\nlocation_id 1024\ndomain 0\n",
+    "simd_count 128\nsimd_per_cu 4\nlocation_id 1025\ndomain 0\n",
+    "not what the driver writes",
+)
+
+
+@pytest.mark.parametrize("mode", [None, "0"])
+@pytest.mark.parametrize("counted", [32, 64])
+@pytest.mark.parametrize(
+    ("gfx", "address", "expected"),
+    [
+        ("gfx1201", (0, 3), 64),
+        ("gfx1100", (1, 3), 96),
+        ("gfx1250", (1, 3), 96),
+        ("gfx1310", (1, 3), 96),
+        ("gfx1201", (2, 3), None),
+        ("gfx1201", (0, 4), None),
+        ("gfx942", (0, 3), None),
+    ],
+)
+def test_the_kernel_drivers_count_decides_on_rdna(monkeypatch, tmp_path, mode, counted, gfx, address, expected):
+    """Whichever HIP counts, and in either mode, a key has the CUs of the driver's node, as
+    rocminfo has; without such a node HIP's count is taken by its mode.
+    """
+    monkeypatch.delenv("GPU_ENABLE_WGP_MODE", raising=False)
+    if mode is not None:
+        monkeypatch.setenv("GPU_ENABLE_WGP_MODE", mode)
+    for index, node in enumerate(NODES):
+        (tmp_path / str(index)).mkdir()
+        (tmp_path / str(index) / "properties").write_text(node)
+    monkeypatch.setattr(device_module, "TOPOLOGY", tmp_path)
+    properties = SimpleNamespace(multi_processor_count=counted, pci_domain_id=address[0], pci_bus_id=address[1], pci_device_id=0)
+    paired = gfx == "gfx1201" and mode is None
+    assert device_module.compute_units(gfx, properties) == (expected or counted * (1 + paired))
+
+
+def test_rows_of_compute_units_are_found_where_torch_counts_pairs(monkeypatch, tmp_path):
+    """A row with AITER's CUs serves a device of 32 WGPs, which the tuner's rows name the same."""
+    monkeypatch.delenv("GPU_ENABLE_WGP_MODE", raising=False)
+    monkeypatch.setattr(device_module, "TOPOLOGY", tmp_path)
+    properties = SimpleNamespace(gcnArchName="gfx1201", multi_processor_count=32, name="AMD Radeon RX 9070 XT")
+    monkeypatch.setattr(torch.version, "hip", "7.2")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    row = "gfx1201,64,1,4096,4096,False,torch.bfloat16,torch.bfloat16,False,False,torch,0,0,9.0,native,0.0,1.0,1.0\n"
+    path = tmp_path / "bf16_tuned_gemm.csv"
+    path.write_text(
+        "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw\n" + row
+    )
+
+    found = Dispatcher(op_named("a16w16"), above=(path,)).explain(Shape("a16w16", 1, 4096, 4096), device_module._gpu.__wrapped__(0))
+
+    assert found.tuned and str(path) in found.offer.file
 
 
 def test_the_default_device(monkeypatch):

@@ -6,7 +6,7 @@ import functools
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -27,8 +27,12 @@ _CPU_FLAGS = (
 DRIVERS = {"NVIDIA": Path("/proc/driver/nvidia/version"), "AMD": Path("/sys/module/amdgpu/version")}
 _RELEASE = re.compile(r"\d+\.\d+(?:\.\d+)*")
 
+#: The kernel driver's list of AMD GPUs, which ROCm's runtime and rocminfo read.
+TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
 #: HIP's variable for WGP or CU mode, and its value for CU mode.
 _WGP_MODE, _CU_MODE = "GPU_ENABLE_WGP_MODE", "0"
+#: Lanes of a wavefront where compute units have no pairs.
+_CDNA_LANES = 64
 
 
 def slug(name: str) -> str:
@@ -138,14 +142,36 @@ def drivers() -> dict[str, str]:
     return versions
 
 
-def compute_units(gfx: str, processors: int) -> int:
-    """Return the CUs of an AMD GPU from torch's count of multiprocessors.
+def compute_units(gfx: str, properties: Any) -> int:
+    """Return the CUs of an AMD GPU from torch's properties.
 
-    In WGP mode, HIP counts WGPs, which are pairs of CUs (ROCm/hip#3767). AITER's tables have CUs,
-    as rocminfo counts them (ROCm/aiter#4322).
+    AITER's tables have CUs, as rocminfo counts them (ROCm/aiter#4322). In its WGP mode, HIP counts
+    WGPs, which are pairs of CUs (ROCm/hip#3767), where wavefronts have 32 lanes. So the kernel
+    driver's count decides there, and HIP's mode only without it, as on Windows.
     """
-    paired = gfx in ARCHITECTURES and os.environ.get(_WGP_MODE) != _CU_MODE
-    return processors * ARCHITECTURES[gfx].units if paired else processors
+    processors, facts = int(properties.multi_processor_count), ARCHITECTURES.get(gfx)
+    if facts is not None and facts.warp_size == _CDNA_LANES:
+        return processors
+    place = (getattr(properties, f"pci_{part}_id", -1) for part in ("domain", "bus", "device"))
+    units = facts.units if facts is not None and os.environ.get(_WGP_MODE) != _CU_MODE else 1
+    return driver_units(*place) or processors * units
+
+
+def driver_units(domain: int, bus: int, slot: int) -> int:
+    """Return the CUs that the kernel driver lists for a PCI address; 0 where it lists none, or
+    several GPUs that differ.
+
+    ROCm's runtime divides the same two numbers for ``HSA_AMD_AGENT_INFO_COMPUTE_UNIT_COUNT``.
+    """
+    counts = set()
+    for file in TOPOLOGY.glob("*/properties"):
+        try:
+            facts = {name: int(value) for name, value in map(str.split, file.read_text().splitlines())}
+        except (OSError, ValueError):
+            continue
+        if (facts.get("domain", 0), facts.get("location_id", 0) >> 3) == (domain, bus << 5 | slot):
+            counts.add(facts.get("simd_count", 0) // max(facts.get("simd_per_cu", 0), 1))
+    return counts.pop() if len(counts) == 1 else 0
 
 
 @functools.lru_cache
@@ -156,7 +182,7 @@ def _gpu(index: int) -> Device:
     units = properties.multi_processor_count
     if torch.version.hip:
         gfx, library = properties.gcnArchName.split(":")[0], ("hip", str(torch.version.hip))
-        units = compute_units(gfx, units)
+        units = compute_units(gfx, properties)
     else:
         gfx, library = f"sm_{properties.major}{properties.minor}", ("cuda", str(torch.version.cuda))
     return Device(gfx, units, slug(properties.name), index, (("torch", str(torch.__version__)), library))

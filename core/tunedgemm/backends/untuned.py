@@ -92,9 +92,13 @@ def _lists(text: str) -> bool:
 
 
 def unmeasured(device: Device) -> str:
-    """Return why fitted heuristics do not serve a device of a measured architecture; else ""."""
+    """Return why fitted heuristics do not serve a GPU: none were measured there, or on other products
+    of its architecture alone; else "".
+    """
     measured = measured_near(device)
-    if not measured or may_guess(device):
+    if device.kind == "cpu" or (measured and may_guess(device)):
         return ""
+    if not measured:
+        return f"guesses were measured on no {device.gfx}; `tunedgemm tune` measures its kernels"
     places = ", ".join(product.name for product in measured)
     return f"guesses were measured on {places} alone; {VARIABLE} with a libtype allows them here"

@@ -12,7 +12,7 @@ from tunedgemm_skinny.limits import TILED, UNTILED
 from tunedgemm_skinny.space import enumerate_kernels
 
 #: Architectures that the pinned compilers do not know: clang 19 and NVRTC 13.0.
-NEWER = ("gfx950", "sm_107")
+NEWER = ("gfx950", "gfx1153", "gfx1154", "gfx1170", "gfx1171", "gfx1172", "sm_107")
 SHAPES = (Shape("a16w16", 4, 4096, 4096), Shape("a8w8", 2, 4096, 4096, dtype="int8", outdtype="bf16", scale="row"))
 
 

@@ -26,7 +26,8 @@ _HOPPER = (
 def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution | None:
     """Return the first solution where it is expected to be faster than torch; None elsewhere.
 
-    AMD: the shapes for which AITER takes its skinny kernels.
+    AMD: the shapes for which AITER takes its skinny kernels, on the architectures where it does.
+    Elsewhere none: a skinny default on RDNA was 36 times too slow (vllm-project/vllm#51511).
 
     Hopper: the classes where the first solution beat F.linear in nine shapes of ten. Its cost came
     from a fit to all other shapes. Measured in bf16 on one H200, 22 November 2026: 24 weights,
@@ -56,6 +57,8 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution |
     """
     if device.gfx in _GFX:
         answers = shape.op == "a16w16" and shape.layout == "row" and shape.k % _EIGHT == 0 and _in_aiter_class(shape, device)
+    elif device.kind == "amd":
+        answers = False
     elif weight_of(shape) == "fp4x2" or shape.layout != "row":
         answers = True
     else:

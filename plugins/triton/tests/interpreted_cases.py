@@ -2,9 +2,9 @@
 JSON.
 
 It reads a JSON list of cases: kernel name, split_k, and a ``shape`` as a dict or ``op`` and
-``example`` for one of the op's examples. Optional changes: ``multiprocessors`` of the device, and
-``m`` another number of rows. For fmoe ``skewed`` (some experts get all tokens, some none),
-``static`` (pass per_Tensor its scales), ``sort`` (run and check only the sort).
+``example`` for one of the op's examples. Optional changes: ``gfx`` and ``multiprocessors`` of the
+device, and ``m`` another number of rows. For fmoe ``skewed`` (some experts get all tokens, some
+none), ``static`` (pass per_Tensor its scales), ``sort`` (run and check only the sort).
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     """Compare one call with the op's reference, and check the output's end and the counters."""
     shape = Shape.from_dict(case["shape"]) if "shape" in case else ops()[case["op"]].examples[case["example"]]
     shape = attrs.evolve(shape, m=case.get("m", shape.m))
-    op, family, device = ops()[shape.op], family_of(shape.op), Device("sm_90", case.get("multiprocessors", 4))
+    op, family, device = ops()[shape.op], family_of(shape.op), Device(case.get("gfx", "sm_90"), case.get("multiprocessors", 4))
     operands, elements = _operands(shape, case), batches_of(shape) * shape.m * shape.n
     plan = family.plan_of(family.parse_name(case["kernel"]), case["split_k"], shape, device)
     named = {name.removesuffix("?"): plain_weight(value) for name, value in zip(op.operands, operands, strict=False)}

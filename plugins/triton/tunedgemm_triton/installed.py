@@ -12,14 +12,24 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from tunedgemm.tools.launching import ARCHITECTURES
+
 #: Triton's distributions: its own, and those of torch for ROCm.
 _DISTRIBUTIONS = ("triton", "triton-rocm", "pytorch-triton-rocm")
 #: The oldest version that serves, and the newest whose code and launcher were checked.
 _OLDEST, _NEWEST = (3, 6), (3, 9)
 KNOWN = "Triton {}.{} to {}.{}".format(*_OLDEST, *_NEWEST)
 #: Architectures, or uses, and the first Triton that compiles for them, of 3.6, 3.8 and 3.9: whose
-#: ptxas knows sm_107 or sm_110, or which emits the matrix instructions of gfx1250.
-SINCE = {"sm_107": (3, 9), "sm_110": (3, 8), "gfx1250": (3, 8), "tcgen05 by specialised warps": (3, 8), "tcgen05 by gated mxfp4": (3, 8)}
+#: ptxas knows sm_107 or sm_110, or which emits the matrix instructions of gfx1250 and gfx1251. For
+#: gfx1154 and gfx117x 3.8 ends the process.
+SINCE = {
+    "sm_107": (3, 9), "sm_110": (3, 8), "gfx1250": (3, 8), "gfx1251": (3, 8),
+    **dict.fromkeys(("gfx1154", "gfx1170", "gfx1171", "gfx1172"), (3, 9)),
+    "tcgen05 by specialised warps": (3, 8), "tcgen05 by gated mxfp4": (3, 8),
+}  # fmt: skip
+#: The first Triton that raises an error for an unknown architecture of AMD, where others end the
+#: process.
+_RAISES = (3, 9)
 
 
 @functools.cache
@@ -35,7 +45,8 @@ def target_fault(gfx: str, use: str = "") -> str:
     """Return why the installed Triton cannot compile for an architecture, or for a use of it, or an
     empty text.
     """
-    needed = SINCE.get(use or gfx, (0, 0))
+    is_unknown = gfx.startswith("gfx") and ARCHITECTURES.stand_ins(gfx) != (gfx,)
+    needed = SINCE.get(use or gfx, _RAISES if is_unknown else (0, 0))
     if not version() or _numbers() >= needed:
         return ""
     return f"triton: must be {'.'.join(map(str, needed))} or later for {use or gfx} (got {version()}); a newer torch brings it"
