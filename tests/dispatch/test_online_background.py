@@ -390,13 +390,13 @@ def start(seconds: float, **more: str) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 def test_of_two_processes_one_tunes_and_both_get_the_row(notes: Path, home: Path, descendants: Callable[[], list[str]]) -> None:
-    """Neither loads the tuner; the shape is tuned once, and no process is left."""
+    """Neither loads the tuner; one tunes the shape, perhaps in two passes, and no process is left."""
     processes = [start(120), start(120)]
 
     said = [process.communicate(timeout=300)[0].strip() for process in processes]
 
     assert said == ["notes:linear_v1 []"] * 2
-    assert notes.read_text() == "tuned with []\n"
+    assert set(notes.read_text().splitlines()) == {"tuned with []"}
     assert [(row.shape, str(row.solution)) for row in read_rows(home / "bf16_tuned_gemm.csv", OP)[0]] == [(SHAPE, "notes:linear_v1")]
     until(lambda: not descendants())
 
