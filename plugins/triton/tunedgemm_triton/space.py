@@ -120,10 +120,12 @@ def _gemv(shape: Shape, device: Device) -> Iterator[Candidate]:
     odd = shape.k // lane
     while odd and odd % 2 == 0:
         odd //= 2
-    best = [(block_n, odd, warps) for block_n, warps in tiles.FIRST_OF_ODD.get((shape.m, width, odd), ())]
     whole = [(block_n, unroll, warps) for unroll in (odd, 2 * odd) for block_n, warps in tiles.ODD] if 1 < odd <= 8 else []
-    best, whole = ([pattern for pattern in listed if shape.k % (lane * pattern[1] * pattern[2]) == 0] for listed in (best, whole))
-    known = tuple(dict.fromkeys((*best, *first, *known)))
+    whole = [(block_n, unroll, warps) for block_n, unroll, warps in whole if shape.k % (lane * unroll * warps) == 0]
+    best = tiles.FIRST_OF_ODD.get((shape.m, width, odd))
+    if best and shape.k % (lane * best[1] * best[2]) == 0:
+        first = (best, *first)
+    known = tuple(dict.fromkeys((*first, *known)))
     for split in (1, 2, 4):
         for block_n, unroll, warps in (*known[:6], *whole, *known[6:]):
             if warps * lane > 32 * 256 * 2 // width_of(shape.dtype):

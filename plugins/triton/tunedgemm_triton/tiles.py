@@ -40,9 +40,9 @@ FEW_ROWS = (
 #: gemv for a K with an odd factor p, whose rows fill p or 2 p chunks: rows of the weight, warps.
 ODD = ((2, 1), (4, 2), (2, 4), (1, 2), (2, 2), (1, 1))
 
-#: Rows of activations, bytes of an element and p -> what of these comes first, by bf16 and fp8 on
-#: an H100 and an H200: within 1.7, 2.4, 0.8 and 2.3 % of the fastest of 43 products.
-FIRST_OF_ODD = {(1, 2, 5): ((2, 4),), (1, 1, 3): ((4, 4),), (1, 1, 5): ((1, 1),), (1, 1, 7): ((2, 2),)}
+#: Rows of activations, bytes of an element and p -> what comes first there. It was within 1.7, 2.4,
+#: 0.8 and 2.3 % of the fastest, by 43 products in bf16 and fp8 on an H100 and an H200.
+FIRST_OF_ODD = {(1, 2, 5): (2, 5, 4), (1, 1, 3): (4, 3, 4), (1, 1, 5): (1, 5, 1), (1, 1, 7): (2, 7, 2)}
 
 #: gemm for few rows by block_m: block_n, bytes along K, warps, stages, swap.
 DECODE = {
