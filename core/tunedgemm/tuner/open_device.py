@@ -16,7 +16,7 @@ from tunedgemm.process.plugin_guard import described
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.tuner.compilers import Compilers
-from tunedgemm.tuner.search import FULL, QUICK
+from tunedgemm.tuner.search import FULL, QUICK, Search
 from tunedgemm.tuner.trial import Options, Place, Task
 from tunedgemm.tuner.worker import AnyWorker, WorkerDied
 from tunedgemm.tuner.worker_client import DeviceLost, WorkerClient
@@ -119,8 +119,7 @@ class OpenDevice:
             solutions, rest, reasons = list[Solution](), list[Solution](), dict[str, str]()
             for libtype in self.ranks:
                 offered, reason = self._offered(libtype, shape)
-                search = QUICK if offered and self._is_quick(libtype) else FULL
-                first, more = search.split(offered)
+                first, more = self._search(libtype).split(offered) if offered else ((), ())
                 solutions += first
                 rest += more
                 reasons |= {} if offered else {libtype: reason}
@@ -135,11 +134,11 @@ class OpenDevice:
         self._listed.pop(shape, None)
         self.compilers.drop(shape, self.place.device)
 
-    def _is_quick(self, libtype: str) -> bool:
-        """Check once whether a backend's lists are searched quickly."""
+    def _search(self, libtype: str) -> Search:
+        """Return how far to search a backend's lists; ask it once."""
         if libtype not in self._quick:
             self._quick[libtype] = self.client.ask("is_quick", libtype, self.op.name)
-        return self._quick[libtype]
+        return QUICK if self._quick[libtype] else FULL
 
     def _states_platform(self, libtype: str) -> bool:
         """Check once whether a backend's platforms include the device."""
@@ -168,8 +167,7 @@ class OpenDevice:
             own = tuple(leader for leader in leaders if leader.libtype == libtype)
             try:
                 asked: Sequence[Solution] = self._ask_backend(libtype, "refine", "neighbours", shape, own)
-                search = QUICK if self._is_quick(libtype) else FULL
-                near += [solution for solution in asked if solution not in known][: search.near or None]
+                near += [solution for solution in asked if solution not in known][: self._search(libtype).near or None]
             except PluginError as error:
                 _log.warning("%s: neighbours left out: %s", shape, error)
         return near
