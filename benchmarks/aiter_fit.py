@@ -26,7 +26,7 @@ import numpy as np
 from aiter_repeats import ladder_lines, repeats
 from aiter_rows import Candidate, Choice, Family, Measured, ck_family, families, measured, rows_of
 from aiter_rules import DEFAULTS, PR_3316, Rule, choice_of
-from harness import parser_of
+from harness import parser_of, write_page
 from tunedgemm.backends.rates import Rates, Work, predict_us
 from tunedgemm_asm import cost as asm_cost
 from tunedgemm_ck.xdl import fitted_cost, space
@@ -407,11 +407,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--rates", type=Path, help="write the fitted rates to files in this folder")
     arguments = parser.parse_args(words)
     text = "\n".join([*page(arguments.configs, arguments.manifests, arguments.steps, arguments.rates), ""])
-    if arguments.output is None:
-        sys.stdout.write(text)
-        return 0
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    (arguments.output / "README.md").write_text(text)
+    write_page(arguments.output, "README.md", text)
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ BANDS = (16, 64, 256, 1024, 4096, math.inf)
 UNSPLIT = ("a8w8_bpreshuffle",)
 
 Choice = tuple[str, int]
+Order = Callable[[Shape], Iterable[Choice]]
 
 
 @attrs.frozen
@@ -87,8 +88,8 @@ class Family:
     libtype: str
     device: Device
     candidates: tuple[Candidate, ...]
-    fitting: Callable[[Shape], Iterable[Choice]]
-    before: Callable[[Shape], Iterable[Choice]]
+    fitting: Order
+    before: Order
     chosen: Callable[[Shape, Choice], Choice]
 
     @property
@@ -115,21 +116,27 @@ def _candidates(instances: Iterable[Any], describe: Callable[[Any], Any], most: 
     return tuple(found)
 
 
+def _orders(instances: Sequence[Any], offered: int, unfit: cost.Unfit, most: int, device: Device) -> tuple[Order, Order]:
+    """Return what lists the candidates that fit a shape, and the first *offered* without a model."""
+
+    @functools.cache
+    def fitting(shape: Shape) -> Iterable[Choice]:
+        costs = cost.fitting_costs(instances, unfit, most, shape, device, lambda *_: 0.0, space.ROUNDS)
+        return [(each.name, split) for each, split in costs]
+
+    def before(shape: Shape) -> Iterable[Choice]:
+        return ((each.name, split) for each, split in cost.order_fitting(instances[:offered], unfit, most, shape, device, False))
+
+    return fitting, before
+
+
 def ck_family(op: str, device: Device, split: bool = True) -> Family:
     """Return Composable Kernel's listed instances of an op, with or without parts of K."""
     most = limits.MOST_SPLIT if split and DEVICE_OPS[op].split and op not in UNSPLIT else 0
     instances = space.listed_instances(op)
     candidates = _candidates(instances, fitted_cost.described, most, device)
 
-    @functools.cache
-    def fitting(shape: Shape) -> Iterable[Choice]:
-        costs = cost.fitting_costs(instances, limits.unfit_sizes, most, shape, device, lambda *_: 0.0, space.ROUNDS)
-        return [(each.name, split) for each, split in costs]
-
-    def before(shape: Shape) -> Iterable[Choice]:
-        offered = instances[: space._DEFAULTS.get(op, space.DEFAULT)]
-        return ((each.name, split) for each, split in cost.order_fitting(offered, limits.unfit_sizes, most, shape, device, False))
-
+    fitting, before = _orders(instances, space._DEFAULTS.get(op, space.DEFAULT), limits.unfit_sizes, most, device)
     return Family(op, "ck", device, candidates, fitting, before, _without_split if not DEVICE_OPS[op].split else _as_written)
 
 
@@ -138,15 +145,7 @@ def tile_family(op: str, device: Device) -> Family:
     instances, most = tile_space.of_architecture(op, device.gfx), 0 if op == "a8w8_bpreshuffle" else limits.MOST_SPLIT
     candidates = _candidates(instances, tile_space.described, most, device)
 
-    @functools.cache
-    def fitting(shape: Shape) -> Iterable[Choice]:
-        costs = cost.fitting_costs(instances, tile_limits.unfit_sizes, most, shape, device, lambda *_: 0.0, space.ROUNDS)
-        return [(each.name, split) for each, split in costs]
-
-    def before(shape: Shape) -> Iterable[Choice]:
-        offered = instances[: tile_space.DEFAULT]
-        return ((each.name, split) for each, split in cost.order_fitting(offered, tile_limits.unfit_sizes, most, shape, device, False))
-
+    fitting, before = _orders(instances, tile_space.DEFAULT, tile_limits.unfit_sizes, most, device)
     return Family(op, "cktile", device, candidates, fitting, before, _as_written if most else _without_split)
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
-from harness import add_only, parser_of
+from harness import add_only, parser_of, write_page
 from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device
@@ -322,11 +322,7 @@ def main(words: list[str] | None = None) -> int:
         parser.error("--only asm: needs AITER's manifests; name their folder with --manifests")
     for question in arguments.only:
         text = page(arguments.configs) if question == "tables" else asm_page(arguments.configs, arguments.manifests)
-        if arguments.output is None:
-            sys.stdout.write(text)
-            continue
-        arguments.output.mkdir(parents=True, exist_ok=True)
-        (arguments.output / ("README.md" if question == "tables" else "asm.md")).write_text(text)
+        write_page(arguments.output, "README.md" if question == "tables" else "asm.md", text)
     return 0
 
 

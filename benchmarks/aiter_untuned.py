@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 from aiter_tables import asm_kernels
-from harness import SHAPES, parser_of
+from harness import SHAPES, parser_of, write_page
 from tunedgemm.backends.registry import Registry
 from tunedgemm.backends.untuned import choices
 from tunedgemm.device import Device
@@ -105,11 +105,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--manifests", type=Path, required=True, help="AITER's manifests")
     arguments = parser.parse_args(words)
     text = "\n".join([TITLE, *lines(Registry(), arguments.manifests), ""])
-    if arguments.output is None:
-        sys.stdout.write(text)
-        return 0
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    (arguments.output / "untuned.md").write_text(text)
+    write_page(arguments.output, "untuned.md", text)
     return 0
 
 

@@ -176,6 +176,15 @@ def save(folder: Path | None, data: dict[str, Any], name: str = "") -> None:
     target.with_suffix(".md").write_text(page(data))
 
 
+def write_page(folder: Path | None, name: str, text: str) -> None:
+    """Write a page of text to a folder, or print it without one."""
+    if folder is None:
+        sys.stdout.write(text)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
+
+
 def read_log(path: Path, kinds: Sequence[str]) -> dict[str, dict[str, dict[str, Any]]]:
     """Return the records of a log of JSON lines by kind and shape; a torn last line is skipped."""
     records: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in kinds}
