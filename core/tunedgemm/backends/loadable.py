@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 from tunedgemm.backends.artifact import read_cached, write_cached
+from tunedgemm.process.children import signal_name
 from tunedgemm.process.forksafe import ForkSafeLock
 
 _Item = TypeVar("_Item")
@@ -182,8 +183,5 @@ def _described(status: int, errors: IO[bytes]) -> str:
     if status == _RAISED:
         return " ".join(text.rpartition(_MARK)[2].split())[:_LONGEST_TEXT]
     last = (text.strip().splitlines() or [""])[-1][:_LONGEST_TEXT]
-    try:
-        ending = f"ends the process by {signal.Signals(-status).name}"
-    except ValueError:
-        ending = f"ends the process with status {status}"
+    ending = f"ends the process by {name}" if (name := signal_name(status)) else f"ends the process with status {status}"
     return f"loading it {ending}" + (f": {last}" if last else "")

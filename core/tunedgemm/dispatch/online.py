@@ -37,6 +37,7 @@ from tunedgemm.dispatch.settings import MOE, ONLINE, ONLINE_MOE, OWN_ONLINE, Set
 from tunedgemm.errors import TunedGemmError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.op import Function, Op
+from tunedgemm.process.children import import_variables
 from tunedgemm.process.filelocks import file_lock
 from tunedgemm.process.forksafe import ForkSafeLock
 from tunedgemm.shape import Shape
@@ -392,7 +393,6 @@ def _digest(device: Device, *more: object) -> str:
 def _environment(device: Device) -> dict[str, str]:
     """Return the subprocess's environment: same import paths and device, online tuning off."""
     kept = {name: text for name, text in os.environ.items() if name not in (OWN_ONLINE, ONLINE, ONLINE_MOE)}
-    path = os.pathsep.join(folder or str(Path.cwd()) for folder in sys.path)
     # Rows of a CPU hold for this number of threads; MKL's variable overrides OpenMP's.
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(device.cu_num)) if device.kind == "cpu" else {}
-    return {**kept, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", **threads}
+    return {**kept, **import_variables(), **threads}

@@ -21,6 +21,7 @@ from typing import Any
 from pebble import ProcessPool
 
 from tunedgemm.errors import UserError
+from tunedgemm.process.children import signal_name
 
 #: Exit code of a child whose plugin calls exit with code 0.
 EXITED = 120
@@ -188,9 +189,5 @@ def exit_reason(exitcode: int) -> str:
     """Describe an exit code."""
     if exitcode == EXITED:
         return "it called os._exit(0)"
-    if exitcode < 0:
-        try:
-            return f"killed by {signal.Signals(-exitcode).name}"
-        except ValueError:
-            pass
-    return f"exit code {exitcode}"
+    name = signal_name(exitcode)
+    return f"killed by {name}" if name else f"exit code {exitcode}"

@@ -12,10 +12,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import IO, Any
 
 from tunedgemm.errors import UserError
+from tunedgemm.process.children import import_variables, signal_name
 
 #: The command of a child.
 COMMAND = (sys.executable, "-m", "tunedgemm.testing.bring_up")
@@ -100,8 +100,7 @@ class Examiner:
         if self._process is not None and self._process.poll() is not None:
             self.stop()
         if self._process is None:
-            path = os.pathsep.join(folder or str(Path.cwd()) for folder in sys.path)
-            environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+            environment = {**os.environ, **import_variables()}
             self._errors = tempfile.TemporaryFile()  # noqa: SIM115  open as long as the child
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True, env=environment
@@ -129,10 +128,7 @@ class Examiner:
         code = self._process.wait()
         self._errors.seek(0)
         lines = [line.strip() for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
-        try:
-            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        except ValueError:
-            how = f"exit code {code}"
+        how = signal_name(code) or f"exit code {code}"
         self.stop()
         if step == _START:
             raise UserError(f"a new process: does not open the device (got {how}{f': {lines[-1][:_REASON]}' if lines else ''}); {_REMEDY}")

@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterator
-from pathlib import Path
 from typing import IO, Any
 
 import attrs
@@ -28,6 +27,7 @@ from tunedgemm.device import Device, current_device
 from tunedgemm.dispatch.choice import NATIVE
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops import op_named, ops
+from tunedgemm.process.children import import_variables, signal_name
 from tunedgemm.process.plugin_guard import attempt
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
@@ -202,15 +202,15 @@ def self_test(seconds: float = SECONDS, skipped: Collection[tuple[str, str]] = (
 
 def _run_child(skipped: Collection[tuple[str, str]], seconds: float) -> tuple[list[dict[str, Any]], str]:
     """Run one child; return its lines and how it died, "" after a timeout."""
-    path = os.pathsep.join(folder or str(Path.cwd()) for folder in sys.path)
     command = [sys.executable, "-c", "from tunedgemm.analysis.doctor.self_test import child; child()", json.dumps(list(skipped))]
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    environment = {**os.environ, **import_variables()}
     with tempfile.TemporaryFile("w+") as results, tempfile.TemporaryFile("w+", errors="replace") as errors:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=results, stderr=errors, start_new_session=True, env=environment
         )
         try:
-            ending = _how(process.wait(seconds))
+            code = process.wait(seconds)
+            ending = f"signal {name}" if (name := signal_name(code)) else f"exit code {code}"
         except subprocess.TimeoutExpired:
             ending = ""
         finally:
@@ -222,10 +222,3 @@ def _run_child(skipped: Collection[tuple[str, str]], seconds: float) -> tuple[li
         lines = [json.loads(line) for line in results.read().splitlines() if line.endswith("}")]
         reasons = [line.strip() for line in errors.read().splitlines() if line.strip()]
     return lines, f"{ending}: {reasons[-1][:300]}" if ending and reasons else ending
-
-
-def _how(code: int) -> str:
-    try:
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    except ValueError:
-        return f"exit code {code}"
