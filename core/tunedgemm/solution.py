@@ -69,6 +69,9 @@ class Solution:
         deterministic: whether repeated runs are bitwise equal, as claimed by the backend and
             verified by the tuner.
         batch_invariant: whether the bits of a row are independent of M, claimed and verified alike.
+        sum_order: name of the order in which the kernel adds products and rounds; "" for one that
+            is unknown or depends on M. For one N, K, dtypes and epilogue, kernels of equal name
+            give equal bits, whatever their backend, tile and M: a claim that the tuner verifies.
         extra: further columns of the op, as sorted pairs.
     """
 
@@ -78,6 +81,7 @@ class Solution:
     solidx: int = attrs.field(default=0, validator=_whole, eq=False)
     deterministic: bool = attrs.field(default=True, validator=_claim, eq=False)
     batch_invariant: bool = attrs.field(default=False, validator=_claim, eq=False)
+    sum_order: str = attrs.field(default="", validator=_name, eq=False)
     extra: tuple[tuple[str, int | str], ...] = attrs.field(default=(), validator=_extra, eq=False)
 
     def __str__(self) -> str:

@@ -158,7 +158,19 @@ class Backend:
 
     def heuristic_fallback(self, shape: Shape, device: Device) -> Solution | None:
         """Return the plugin's choice for an untuned call; None if it has none or its hook fails."""
-        hook = self.functions.get("heuristic_fallback")
+        return self._chosen("heuristic_fallback", shape, device)
+
+    def invariant_fallback(self, shape: Shape, device: Device) -> Solution | None:
+        """Return the plugin's choice for an untuned call in batch-invariant mode; see the hook.
+
+        None if it has none, if its hook fails, or if the choice names no order of sums.
+        """
+        chosen = self._chosen("invariant_fallback", shape, device)
+        return chosen if chosen is not None and chosen.sum_order else None
+
+    def _chosen(self, name: str, shape: Shape, device: Device) -> Solution | None:
+        """Return the solution that a hook chooses for a supported shape."""
+        hook = self.functions.get(name)
         if hook is None or self.refusal(shape, device):
             return None
 

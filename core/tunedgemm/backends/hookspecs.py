@@ -54,6 +54,15 @@ def heuristic_fallback(shape: Shape, device: Device) -> Solution | None:
 
 
 @hookspec
+def invariant_fallback(shape: Shape, device: Device) -> Solution | None:
+    """Return the solution for an untuned call in batch-invariant mode, else None.
+
+    All answers for one N, K, dtypes and epilogue have one `Solution.sum_order`, and either every M
+    gets an answer or none does: the bits of a row must not depend on M.
+    """
+
+
+@hookspec
 def bind(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
     """Return the launcher for exactly this shape, after all slow work: compiling, loading.
 

@@ -36,13 +36,21 @@ def untuned_libtypes(environment: Mapping[str, str] = os.environ) -> tuple[str, 
     return tuple(name for name in names if name != BUILTIN)
 
 
-def choices(shape: Shape, device: Device, registry: Registry, libtypes: tuple[str, ...]) -> Iterator[Solution]:
-    """Yield what the backends of some libtypes choose for an untuned call, in their order."""
+def choices(
+    shape: Shape, device: Device, registry: Registry, libtypes: tuple[str, ...], *, invariant: bool = False
+) -> Iterator[Solution]:
+    """Yield what the backends of some libtypes choose for an untuned call, in their order.
+
+    Args:
+        invariant: whether the bits of a row must not depend on M.
+    """
     for libtype in libtypes:
         if UNTUNED_KINDS.get(libtype, device.kind) != device.kind:
             continue
         backend = registry.get(libtype) if libtype in registry else None
-        chosen = None if backend is None or isinstance(backend, Unsupported) else backend.heuristic_fallback(shape, device)
+        if backend is None or isinstance(backend, Unsupported):
+            continue
+        chosen = backend.invariant_fallback(shape, device) if invariant else backend.heuristic_fallback(shape, device)
         if chosen is not None:
             yield chosen
 

@@ -37,6 +37,8 @@ class Settings:
         online_seconds: ``TUNEDGEMM_ONLINE_SECONDS``: timeout of online tuning of a call, or in the
             background of all of it, in seconds.
         online_libtype: ``TUNEDGEMM_ONLINE_LIBTYPE``: the ``--libtype`` of online tuning.
+        batch_invariant: ``TUNEDGEMM_BATCH_INVARIANT``: serve by one bit class for each weight, so
+            that the bits of a row do not depend on M.
     """
 
     capture: bool = False
@@ -47,6 +49,7 @@ class Settings:
     background: bool = False
     online_seconds: float = ONLINE_SECONDS
     online_libtype: str = "all"
+    batch_invariant: bool = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -61,6 +64,7 @@ class Settings:
             background=own == BACKGROUND,
             online_seconds=read("TUNEDGEMM_ONLINE_SECONDS", environment),
             online_libtype=read("TUNEDGEMM_ONLINE_LIBTYPE", environment),
+            batch_invariant=read("TUNEDGEMM_BATCH_INVARIANT", environment),
         )
 
     @property

@@ -198,6 +198,7 @@ KINDS: Mapping[str, Kind] = {
     "GTUNE_TP": Numbers("1"),
     "GTUNE_TUNED": Kind(),
     "HIP_ONLINE_TUNING": Switch(),
+    "TUNEDGEMM_BATCH_INVARIANT": Switch(),
     "TUNEDGEMM_CACHE": Folder(),
     "TUNEDGEMM_FALLBACK": Libtypes(UNTUNED),
     "TUNEDGEMM_HOME": Folder(),

@@ -124,4 +124,4 @@ def unknown_columns(op: Op, columns: Iterable[str]) -> frozenset[str]:
 def appended(op: Op) -> tuple[str, ...]:
     """Return our columns after AITER's, in which "" and AITER's filler 0 mean absent."""
     libtype = () if "libtype" in op.columns.values else ("libtype",)
-    return (*libtype, "device", *op.columns.own, "libver")
+    return (*libtype, "device", *op.columns.own, "libver", "bit_class")

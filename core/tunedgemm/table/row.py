@@ -82,6 +82,8 @@ class Row:
         err_ratio: share of wrong elements when it was tuned.
         libver: version of the backend's library then, "" where the kernel's name includes a
             revision.
+        bit_class: hash of the kernel's output bits on standard operands, equal for all rows of its
+            class; "" for a row that was tuned without ``--batch-invariant``.
         source, line: file and line of the row; line 0 for a row that was not read.
         extra: unknown columns, as (name, text) pairs.
     """
@@ -94,6 +96,7 @@ class Row:
     us: float
     err_ratio: float = 0.0
     libver: str = attrs.field(default="", validator=kept)
+    bit_class: str = attrs.field(default="", validator=kept)
     source: Path = attrs.field(default=Path(), eq=False)
     line: int = attrs.field(default=0, eq=False)
     extra: tuple[tuple[str, str], ...] = ()
@@ -156,6 +159,7 @@ class RowReader:
                 us=_number(values, "us", _time_of_rate(cells, op.flops(shape)) if anywhere else math.nan),
                 err_ratio=err_ratio,
                 libver=libver,
+                bit_class=own_cell(cells, "bit_class"),
                 source=self._path,
                 line=record.line,
                 extra=extra,
@@ -203,7 +207,7 @@ def record_of(row: Row, op: Op) -> Record:
     own = own_names(op.columns)
     extra = {column: str(value) for column, value in row.solution.extra}
     written = op.columns.write(values | extra)
-    cells = dict(row.extra) | {"gfx": row.gfx, "cu_num": str(row.cu_num), "device": row.device, "libver": row.libver}
+    cells = dict(row.extra) | {"gfx": row.gfx, "cu_num": str(row.cu_num), "device": row.device, "libver": row.libver, "bit_class": row.bit_class}
     cells |= {"libtype": row.solution.libtype} if "libtype" not in own else {}
     cells |= shape_cells(row.shape, op, row.gfx or None)
     cells |= extra | {column: text for name, column in own.items() if (text := written.get(column, "") or written.get(name, ""))}
