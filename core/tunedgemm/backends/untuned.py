@@ -36,9 +36,7 @@ def untuned_libtypes(environment: Mapping[str, str] = os.environ) -> tuple[str, 
     return tuple(name for name in names if name != BUILTIN)
 
 
-def choices(
-    shape: Shape, device: Device, registry: Registry, libtypes: tuple[str, ...], *, invariant: bool = False
-) -> Iterator[Solution]:
+def choices(shape: Shape, device: Device, registry: Registry, libtypes: tuple[str, ...], *, invariant: bool = False) -> Iterator[Solution]:
     """Yield what the backends of some libtypes choose for an untuned call, in their order.
 
     Args:

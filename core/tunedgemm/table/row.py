@@ -207,7 +207,8 @@ def record_of(row: Row, op: Op) -> Record:
     own = own_names(op.columns)
     extra = {column: str(value) for column, value in row.solution.extra}
     written = op.columns.write(values | extra)
-    cells = dict(row.extra) | {"gfx": row.gfx, "cu_num": str(row.cu_num), "device": row.device, "libver": row.libver, "bit_class": row.bit_class}
+    cells = dict(row.extra) | {"gfx": row.gfx, "cu_num": str(row.cu_num), "device": row.device}
+    cells |= {"libver": row.libver, "bit_class": row.bit_class}
     cells |= {"libtype": row.solution.libtype} if "libtype" not in own else {}
     cells |= shape_cells(row.shape, op, row.gfx or None)
     cells |= extra | {column: text for name, column in own.items() if (text := written.get(column, "") or written.get(name, ""))}
