@@ -45,6 +45,8 @@ from tunedgemm_asm.ptx.staging import PADDED
 from tunedgemm_asm.ptx.tensormap import Operand
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
 
@@ -83,7 +85,7 @@ def bind(drivers: Callable[[DriverInterface], Driver], solution: Solution, shape
     library = drivers(INTERFACES[device.kind])
     config = arguments.variant.config
     try:
-        function = load_function(library, _code(arguments.variant), ENTRY, device.index)
+        function = load_function(library, _code(arguments.variant, build.ptxas()), ENTRY, device.index)
         function.grant(config.shared_bytes)
     except LaunchError as error:
         raise LaunchError(f"asm {config.name} on {device.gfx}: {error}") from error
@@ -92,8 +94,11 @@ def bind(drivers: Callable[[DriverInterface], Driver], solution: Solution, shape
     return Launcher(on_device(call, device.index), workspace_bytes=arguments.workspace)
 
 
-#: Code by variant: each M binds, and to write a kernel's text takes over a millisecond.
-_code = functools.lru_cache(maxsize=4096)(build.code)
+@functools.lru_cache(maxsize=4096)
+def _code(variant: Variant, assembler: tuple[Path, str] | None) -> bytes:
+    """Return the code of a kernel; cached, since each M binds, and its text takes over a millisecond."""
+    del assembler  # part of the cache key
+    return build.code(variant)
 
 
 def _arguments(solution: Solution, shape: Shape, device: Device) -> LaunchArguments:
