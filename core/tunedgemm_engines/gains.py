@@ -118,7 +118,7 @@ def _trusted_to(route: Route, device: Device, rows: list[int], gains: dict[str, 
 def _has_kernel(route: Route, m: int, device: Device) -> bool:
     """Check whether a backend serves M; a row may name torch, the best without the engine's kernel alone."""
     described = attrs.evolve(device, index=-1)  # binds nothing
-    return explain_row(dispatcher(route.shape.op), at_m(route.shape, m), described).libtype != "torch"
+    return bool(explain_row(dispatcher(route.shape.op), at_m(route.shape, m), described).libtype != "torch")
 
 
 def _is_right(route: Route, m: int, layer: Any) -> bool:

@@ -11,7 +11,7 @@ from tunedgemm.device import current_device
 from tunedgemm.plugin import Shape
 from tunedgemm_engines import gains, routes, vllm_warmup
 
-N, K, M = 256, 512, [1, 8, 64, 128, 136, 4096, 16384]
+N, K, M = 256, 512, [1, 8, 64, 128, 136, 4096, 32768]
 
 
 class Layer(torch.nn.Module):
@@ -77,21 +77,21 @@ def test_what_ours_serves_is_not_warmed(warmup, monkeypatch) -> None:
     monkeypatch.setattr(route, "ours", lambda *operands: checked.append(len(operands[0])) or ours(*operands))
     assert compared(monkeypatch, known) == []
     assert checked == [*gains.UNTUNED_M, 256, 1024, 4096]
-    assert route.trusted_to == 8192 and all(route.serves(m, current_device()) for m in (1, 37, 1000, 8192))
+    assert route.trusted_to == 16384 and all(route.serves(m, current_device()) for m in (1, 37, 1000, 16384))
     route.waiting = {}
-    assert not route._is_rare(37) and not route._is_rare(8191) and route._is_rare(8193)
+    assert not route._is_rare(37) and not route._is_rare(16383) and route._is_rare(16385)
 
     model = torch.nn.ModuleList([layer])
     vllm_warmup.skip_served(model)
     vllm_warmup.skip_served(model)
-    assert warmup._get_fp8_gemm_nt_m_values(layer.weight, 16384) == [16384]
-    assert warmup._get_fp8_gemm_nt_m_values(layer.weight, 8192) == []
-    assert warmup._get_fp8_gemm_nt_m_values(layer.weight[:8], 16384) == M
+    assert warmup._get_fp8_gemm_nt_m_values(layer.weight, 32768) == [32768]
+    assert warmup._get_fp8_gemm_nt_m_values(layer.weight, 16384) == []
+    assert warmup._get_fp8_gemm_nt_m_values(layer.weight[:8], 32768) == M
     [line] = vllm_warmup.left_out()
-    assert "not warmed up to M=8192 for 1 layers" in line
+    assert "not warmed up to M=16384 for 1 layers" in line
 
     monkeypatch.setattr(route, "ours", None)
-    assert compared(monkeypatch, known) == [] and route.trusted_to == 8192  # remembered by the next start
+    assert compared(monkeypatch, known) == [] and route.trusted_to == 16384  # remembered by the next start
 
 
 @pytest.mark.parametrize(("libtypes", "wrong", "is_remembered"), [({"m4096": "torch"}, 0, True), ({}, 1024, False)], ids=["torch", "wrong"])
@@ -102,13 +102,13 @@ def test_small_graphs_are_trusted_alone(warmup, monkeypatch, libtypes, wrong, is
     assert compared(monkeypatch, known, **libtypes) == [4096]
     assert route.trusted_to == 128 and (f"{route.name} trusted" in known) == is_remembered
     vllm_warmup.skip_served(torch.nn.ModuleList([layer]))
-    assert warmup._get_fp8_gemm_nt_m_values(layer.weight, 16384) == [136, 4096, 16384]
+    assert warmup._get_fp8_gemm_nt_m_values(layer.weight, 32768) == [136, 4096, 32768]
 
     other = Layer(2 * N)
     routed(other)
-    routes.routes["route of 512"].trusted_to = 8192
+    routes.routes["route of 512"].trusted_to = 16384
     [line] = vllm_warmup.left_out()
-    assert "not warmed up to M=128 for 1 layers and to M=8192 for 1 layers" in line
+    assert "not warmed up to M=128 for 1 layers and to M=16384 for 1 layers" in line
 
 
 def test_a_layer_without_a_route_keeps_its_warm_up(warmup, monkeypatch) -> None:
@@ -117,7 +117,7 @@ def test_a_layer_without_a_route_keeps_its_warm_up(warmup, monkeypatch) -> None:
     routed(layer)
     compared(monkeypatch, {})
     vllm_warmup.skip_served(torch.nn.ModuleList([layer, other]))
-    assert warmup._get_fp8_gemm_nt_m_values(layer.weight, 16384) == M and not vllm_warmup.left_out()
+    assert warmup._get_fp8_gemm_nt_m_values(layer.weight, 32768) == M and not vllm_warmup.left_out()
 
 
 def test_other_outputs_are_timed_and_warmed(warmup, monkeypatch) -> None:
@@ -128,7 +128,7 @@ def test_other_outputs_are_timed_and_warmed(warmup, monkeypatch) -> None:
     monkeypatch.setattr(route, "ours", None)
     assert len(compared(monkeypatch, {})) > 1 and route.trusted_to == 0
     vllm_warmup.skip_served(torch.nn.ModuleList([layer]))
-    assert warmup._get_fp8_gemm_nt_m_values(layer.weight, 16384) == M
+    assert warmup._get_fp8_gemm_nt_m_values(layer.weight, 32768) == M
 
 
 def test_torch_is_timed(warmup, monkeypatch) -> None:

@@ -69,7 +69,8 @@ class Measured:
 #: such K and N up to 5120 gain 1.23 and 1.45 at M = 256 on the H200.
 #:
 #: fp8 by block with M-major scales, every size: 1.0 to 9.8 in 190 products on the H200, and 1.007
-#: to 2.5 in 159 on the H100. Of 139 drawn by chance on the H200 two lost 1 and 3 %. With row-major
+#: to 2.5 in 159 on the H100. Of 139 drawn by chance on the H200 two lost 1 and 3 %. More than 8192
+#: rows, which engines run in prefill, were not timed: tensor cores bound both. With row-major
 #: scales, M of 256 to 4096, N and K from 3584: 1.02 to 1.18 in nine products on the H100, 1.15 to
 #: 1.18 in four on the H200; x of 32 Mi elements: 0.98 to 1.0.
 _FASTER = {
@@ -93,7 +94,7 @@ _FASTER = {
         Measured(range(512, 4096), range(160 * _MI), 8192, least_k=1024),
         Measured(range(4096, _ANY), most_k=8192, least_k=1024),
     ),
-    "a8w8_blockscale": (Measured(range(1, 8193)),),
+    "a8w8_blockscale": (Measured(range(1, 16385)),),
 }
 #: 16-bit weights of few rows and large K, for which torch's split kernels are as fast; with up to
 #: `_READ_ALONE` rows of x and `_NARROW_N` of the weight skinny's are faster.
@@ -112,10 +113,10 @@ _NARROW, _RESIDENT = 64, 2
 _SHORT_K = 1024
 #: By block, fewest rows and most elements of x whose scales may be row-major.
 _ROW_MAJOR, _ROW_MAJOR_X = 256, 32 * _MI
-#: Rows of x up to which, and the multiples to which, they are rounded up before a guess is judged. A
-#: step of 128 at more than 1024 rows costs 0.05 % of the predicted time in the mean, as most tiles
-#: have 128; one of 256 costs up to 1.2 % (10 weights by block).
-_STEPS, _MANY_STEP = ((256, 8), (1024, 64)), 128
+#: Rows of x up to which, and the multiples to which, they are rounded up before a guess is judged.
+#: A step of 128 at more than 1024 rows costs up to 0.05 % of the predicted time in the mean, as
+#: most tiles have 128; one of 256 costs up to 1.2 %, and 0.4 % beyond 8192 (11 weights by block).
+_STEPS, _MANY_STEP = ((256, 8), (1024, 64), (8192, 128)), 256
 #: Splits of a guess, tried where CTAs would be idle: a subset, since each takes 10 us to judge.
 _SPLITS = tuple(splits for splits in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16) if splits <= MOST_SPLITS)
 #: Tiles of an fp8 guess, in finer steps than a list's, whose neighbours the tuner tries. Where one
