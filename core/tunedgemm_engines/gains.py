@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from typing import Any
@@ -23,9 +24,8 @@ from tunedgemm_engines.timing import Arms, difference_of, faster
 
 #: Version of the measurement method; stored gains of other versions are not used.
 _MEASURE = "3"
-#: M at which a backend must serve -> M of them whose outputs are checked. The first ones alone make
-#: ours serve small graphs, both make it serve all M up to the last.
-_LEVELS = {UNTUNED_M: UNTUNED_M, PREFILL_M: (256, 1024, 4096)}
+#: M of prefill at which outputs are checked: few, since each check takes start-up time.
+_CHECKED = (256, 1024, 4096)
 
 
 def compare_remembered(log: logging.Logger, engine: str, variable: str, digest: str) -> None:
@@ -102,17 +102,15 @@ def _trusted_to(route: Route, device: Device, rows: list[int], gains: dict[str, 
         return 0
     if name in gains:
         return int(gains[name])
-    reached = 0
-    for sizes, checked in _LEVELS.items():
-        between = (m for m in rows if reached < m <= sizes[-1])
-        if not all(_has_kernel(route, m, device) for m in {*sizes, *between}):
-            break
-        if not all(_is_right(route, m, layers[0]) for m in checked):
-            return reached  # the next start checks again
-        reached = sizes[-1]
-    if reached:
-        gains[name] = reached
-    return reached
+    sizes = sorted({*UNTUNED_M, *PREFILL_M, *(m for m in rows if m < PREFILL_M[-1])})
+    most = max(itertools.takewhile(lambda m: _has_kernel(route, m, device), sizes), default=0)
+    least: int = UNTUNED_M[-1]
+    if most < least or not all(_is_right(route, m, layers[0]) for m in UNTUNED_M):
+        return 0
+    if not all(_is_right(route, m, layers[0]) for m in _CHECKED if m <= most):
+        return least  # the next start checks again
+    gains[name] = most
+    return most
 
 
 def _has_kernel(route: Route, m: int, device: Device) -> bool:

@@ -94,21 +94,25 @@ def test_what_ours_serves_is_not_warmed(warmup, monkeypatch) -> None:
     assert compared(monkeypatch, known) == [] and route.trusted_to == 16384  # remembered by the next start
 
 
-@pytest.mark.parametrize(("libtypes", "wrong", "is_remembered"), [({"m4096": "torch"}, 0, True), ({}, 1024, False)], ids=["torch", "wrong"])
-def test_small_graphs_are_trusted_alone(warmup, monkeypatch, libtypes, wrong, is_remembered) -> None:
-    """Where a row of large M names torch, or outputs differ there, DeepGEMM warms all M above 128."""
+@pytest.mark.parametrize(
+    ("libtypes", "wrong", "most", "warmed"),
+    [({"m4096": "torch"}, 0, 4032, [4096, 32768]), ({"m200": "torch"}, 0, 192, [4096, 32768]), ({}, 1024, 128, [136, 4096, 32768])],
+    ids=["torch", "few", "wrong"],
+)
+def test_some_m_are_trusted(warmup, monkeypatch, libtypes, wrong, most, warmed) -> None:
+    """DeepGEMM warms all M from the first that torch serves, or all of prefill if an output differs."""
     layer, known = Layer(), dict[str, float]()
     route = routed(layer, error=0.2 * (wrong > 0), of=wrong)
     assert compared(monkeypatch, known, **libtypes) == [4096]
-    assert route.trusted_to == 128 and (f"{route.name} trusted" in known) == is_remembered
+    assert route.trusted_to == most and (f"{route.name} trusted" in known) == (not wrong)
     vllm_warmup.skip_served(torch.nn.ModuleList([layer]))
-    assert warmup._get_fp8_gemm_nt_m_values(layer.weight, 32768) == [136, 4096, 32768]
+    assert warmup._get_fp8_gemm_nt_m_values(layer.weight, 32768) == warmed
 
     other = Layer(2 * N)
     routed(other)
     routes.routes["route of 512"].trusted_to = 16384
     [line] = vllm_warmup.left_out()
-    assert "not warmed up to M=128 for 1 layers and to M=16384 for 1 layers" in line
+    assert f"not warmed up to M={most} for 1 layers and to M=16384 for 1 layers" in line
 
 
 def test_a_layer_without_a_route_keeps_its_warm_up(warmup, monkeypatch) -> None:
