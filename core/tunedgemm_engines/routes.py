@@ -23,7 +23,7 @@ from tunedgemm.tools.files import artifact
 
 from tunedgemm_engines import ahead
 from tunedgemm_engines.phases import phase
-from tunedgemm_engines.rows import untuned_sizes
+from tunedgemm_engines.rows import PREFILL_M, untuned_sizes
 from tunedgemm_engines.scales import TELLING_ROWS, at_m, explain_row, is_served
 from tunedgemm_engines.start import described, plugins
 
@@ -179,8 +179,8 @@ class Route:
 
 #: Routes by name.
 routes: dict[str, Route] = {}
-#: Shapes whose kernels `compile_ahead` has begun.
-_begun: set[Shape] = set()
+#: Shapes whose kernels `compile_ahead` has begun, and whether for prefill, too.
+_begun: set[tuple[Shape, bool]] = set()
 
 
 def _run(
@@ -217,13 +217,13 @@ def product(*operands: Any) -> torch.Tensor:
 def add_layer(route: Route, module: Any, name: str = "") -> Route:
     """Add a layer to the route of this name, which is this one if it is new; return the route."""
     if route.name not in routes and route.device.type == "cuda":
-        compile_ahead(route.shape, device_of(route.device.index or 0))
+        compile_ahead(route.shape, device_of(route.device.index or 0), prefill=route.reference is not None)
     route = routes.setdefault(route.name, route)
     route.layers[name or getattr(module, "prefix", "") or f"layer {len(route.layers)}"] = weakref.ref(module)
     return route
 
 
-def compile_ahead(shape: Shape, device: Device) -> None:
+def compile_ahead(shape: Shape, device: Device, *, prefill: bool = False) -> None:
     """Begin to compile the kernels that start-up will run for a weight, unless an earlier start did.
 
     An error is ignored, since the first calls compile what is missing, and report it. Without a
@@ -232,27 +232,32 @@ def compile_ahead(shape: Shape, device: Device) -> None:
     Args:
         shape: the route's shape, as known so far.
         device: the device of the weight.
+        prefill: whether ours may serve all M, so that those of prefill must not compile in a call.
     """
-    if device.index < 0 or shape in _begun:
+    if device.index < 0 or (shape, prefill) in _begun:
         return
-    _begun.add(shape)
+    _begun.add((shape, prefill))
     tasks: list[ahead.Task] = []
 
     def begun() -> bytes:
-        tasks.extend(_tasks(shape, device))
+        tasks.extend(_tasks(shape, device, PREFILL_M if prefill else ()))
         return b"begun"
 
     with phase("compiling ahead"), contextlib.suppress(Exception):
         tables = f"{dispatcher(shape.op).table.fingerprint()} {dispatcher(shape.op).settings.untuned}"  # of one op: all take 50 ms
-        artifact(f"compiled ahead {shape} {device} {device.versions} {plugins()} {tables}", begun, on_disk=True)
+        artifact(f"compiled ahead{' for prefill' * prefill} {shape} {device} {device.versions} {plugins()} {tables}", begun, on_disk=True)
         ranks = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
         ahead.begin(tasks, ranks)
 
 
-def _tasks(shape: Shape, device: Device) -> list[ahead.Task]:
-    """Return the kernels that first calls would compile; some backends refuse what is not compiled."""
+def _tasks(shape: Shape, device: Device, more: Sequence[int]) -> list[ahead.Task]:
+    """Return the kernels that first calls would compile, at *more* M, too.
+
+    Some backends refuse what is not compiled.
+    """
     op_dispatcher, described = dispatcher(shape.op), attrs.evolve(device, index=-1)  # binds nothing
-    found = [explain_row(op_dispatcher, at_m(shape, m), described) for m in (*rows_of(shape, device), *untuned_sizes(shape, device))]
+    sizes = dict.fromkeys((*rows_of(shape, device), *untuned_sizes(shape, device), *more))
+    found = [explain_row(op_dispatcher, at_m(shape, m), described) for m in sizes]
     tasks = [(device, explanation.shape, explanation.offer.solution) for explanation in found]
     backends = [op_dispatcher.registry.get(solution.libtype) for _, _, solution in tasks]
     return [

@@ -11,6 +11,7 @@ measurement. The cost of a launch, equal for all kernels, is part of the other r
 
 from __future__ import annotations
 
+import functools
 import math
 
 from tunedgemm.plugin import Shape
@@ -86,6 +87,7 @@ def scale_operations(config: KernelConfig) -> float:
     return config.tile_b / 4 * 1.5 if config.swapped else 3.0 * config.spans + 2
 
 
+@functools.lru_cache(maxsize=4096)
 def promoted_cycles(config: KernelConfig, by_block: bool, resident: int, tensor: float = 1.0) -> float:
     """Return the cycles of a stage with promotion, part of which other consumers of the SM hide.
 
