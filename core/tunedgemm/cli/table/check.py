@@ -12,7 +12,7 @@ from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.registry import Registry
 from tunedgemm.cli.table.files import op_of, shape_text, solution_text
 from tunedgemm.device import Device, as_present, current_device
-from tunedgemm.dispatch.choice import row_refusal
+from tunedgemm.dispatch.offer import row_refusal
 from tunedgemm.libtypes import JOINT, is_known
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
