@@ -263,7 +263,8 @@ class TestCalls:
         kernels, weight = Kernels("pin"), torch.randn(N, K, dtype=torch.bfloat16)
         shape = attrs.evolve(asked(0), dtype="bf16", outdtype="")
         shuffled = attrs.evolve(row("pin", 0), shape=attrs.evolve(shape, layout="aiter16x16"))
-        for rows, is_shuffled in (((shuffled,), True), ((shuffled, attrs.evolve(row("pin", 0), shape=shape)), False), ((), False)):
+        faster = attrs.evolve(shuffled, shape=shuffled.shape.with_m(1), us=1.0)
+        for rows, is_shuffled in (((shuffled,), True), ((shuffled, faster, attrs.evolve(row("pin", 0), shape=shape)), False), ((), False)):
             dispatcher, copy = kernels.dispatcher(*rows), shuffle_weight(weight)
             chosen = [dispatcher.preferred(torch.randn(m, K, dtype=torch.bfloat16), weight, copy) for m in (1, 500)]
             assert [each is copy for each in chosen] == [is_shuffled] * 2
