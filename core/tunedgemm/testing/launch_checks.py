@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from tunedgemm.backends.launcher import Launcher
-from tunedgemm.dispatch.choice import own_choice
+from tunedgemm.dispatch.offer import own_choice
 from tunedgemm.ops.formats.tensor_bytes import duplicate, overwrite
 from tunedgemm.process.process_state import kept_switches
 from tunedgemm.solution import Solution, Unsupported
