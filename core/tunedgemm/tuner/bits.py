@@ -34,6 +34,8 @@ _CANCELLING = {"bf16": 10, "fp16": 8, "fp8_e4m3fn": 5, "fp8_e4m3fnuz": 5, "fp8_e
 _MANTISSA = {
     torch.bfloat16: 7, torch.float16: 10, torch.float32: 23, torch.float64: 23, torch.float8_e4m3fn: 3, torch.float8_e4m3fnuz: 3,
 }  # fmt: skip
+#: Exponent of the largest scale of int8, whose sums are large, so that fp16 holds the products.
+_INT8_SCALE = -7
 #: Columns of a block of scales: elements cancel inside one.
 _BLOCK = 128
 #: Elements that are computed at a time: 128 MiB as integers.
@@ -107,9 +109,10 @@ class StandardOperands:
         if isinstance(operand, ShuffledWeight):
             target = torch.empty_like(memory)
         rows = target if target.dim() == 2 else target.reshape(-1, target.shape[-1])
+        largest_scale = 0 if "scale" not in name else 2 ** (_INT8_SCALE if self.shape.dtype == "int8" else 1)
         pairs = self._pairs(rows) if name in ("x", "weight") else None
         for numbers in torch.arange(rows.shape[0], device=rows.device).split(max(1, _SLICE // rows.shape[1])):
-            values = _values(numbers, rows.shape[1], place, operand.dtype, is_scale="scale" in name)
+            values = _values(numbers, rows.shape[1], place, operand.dtype, largest_scale)
             if pairs is not None:
                 _cancel(values, pairs, is_x=name == "x")
             into = rows[numbers[0] : numbers[0] + len(numbers)]
@@ -144,22 +147,22 @@ def _mixed(numbers: torch.Tensor) -> torch.Tensor:
     return (mixed ^ ((mixed & _WORD) >> 33)) & (_WORD >> 1)
 
 
-def _values(rows: torch.Tensor, columns: int, seed: int, dtype: torch.dtype, *, is_scale: bool) -> torch.Tensor:
+def _values(rows: torch.Tensor, columns: int, seed: int, dtype: torch.dtype, largest_scale: float) -> torch.Tensor:
     """Return float32 [rows, columns] that *dtype* holds exactly, of magnitudes from 1/4 to 2.
 
-    int8 gets integers from -127 to 127, and packed 4-bit values any bytes. Scales are above 0, and
-    small enough for sums of int8 in fp16; e8m0 ones, as bytes, are 2^-7 to 1.
+    int8 gets integers from -127 to 127, and packed 4-bit values any bytes. Scales, for which
+    *largest_scale* is not 0, are above 0; e8m0 ones, as bytes, are 2^-7 to 1.
     """
     numbers = rows.reshape(-1, 1) * (columns + 1) + torch.arange(columns, device=rows.device) + (seed << 40)
     bits = _mixed(numbers)
     if dtype == torch.int8:
         return (bits % 255 - 127).to(torch.int8)
     if dtype not in _MANTISSA and dtype not in (torch.float8_e5m2, torch.float8_e5m2fnuz):
-        return (bits % 8 + 120 if is_scale else bits % 256).to(torch.uint8)
+        return (bits % 8 + 120 if largest_scale else bits % 256).to(torch.uint8)
     mantissa = 1 << _MANTISSA.get(dtype, 2)
     values = ((bits & (mantissa - 1)) + mantissa).float() / mantissa
-    values /= torch.ones_like(bits).bitwise_left_shift((bits >> 30) % 3 + (8 if is_scale else 0)).float()
-    return values if is_scale else torch.where((bits >> 40) & 1 == 1, -values, values)
+    values /= torch.ones_like(bits).bitwise_left_shift((bits >> 30) % 3).float()
+    return values * (largest_scale / 2) if largest_scale else torch.where((bits >> 40) & 1 == 1, -values, values)
 
 
 def _cancel(values: torch.Tensor, pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor], *, is_x: bool) -> None:
