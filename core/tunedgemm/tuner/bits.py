@@ -52,14 +52,18 @@ class Bits:
 
     Attributes:
         rows: hash of the row of each content; empty if no M ran.
-        refused: (M, reason) of those that the kernel does not serve.
+        served: M that the kernel served.
         fault: how the bits of a row depend on M or on its place, or the error of a call; "" if
             they do not.
+        refused: (M, reason) of those that it does not serve.
+        raised: whether the fault is an error.
     """
 
     rows: tuple[int, ...]
-    refused: tuple[tuple[int, str], ...] = ()
+    served: tuple[int, ...]
     fault: str = ""
+    refused: tuple[tuple[int, str], ...] = ()
+    raised: bool = False
 
     @property
     def label(self) -> str:
@@ -80,8 +84,9 @@ class StandardOperands:
     """
 
     def __init__(self, op: Op, shape: Shape, device: torch.device) -> None:
-        self.op, self.shape = op, shape.with_m(CONTENTS)
+        self.op, self.of, self.shape, self._device = op, shape, shape.with_m(CONTENTS), device
         self._made: dict[tuple[int, int], tuple[Any, ...]] = {}
+        self._contents: dict[int, tuple[torch.Tensor, tuple[Any, ...]]] = {}  # by id, with the fingerprint when made
         if op.operands[:2] != ("x", "weight"):
             drawn = op.make_inputs(self.shape, torch.device("cpu"), 0)
             self._operands = tuple(None if operand is None else operand.to(device) for operand in drawn)
@@ -94,13 +99,16 @@ class StandardOperands:
     def at(self, m: int, first: int = 0) -> tuple[Any, ...]:
         """Return the operands of M rows, of which the first has content *first*."""
         if (m, first) not in self._made:
-            indices = (torch.arange(m, device=self._operands[0].device) + first) % CONTENTS
+            indices = (torch.arange(m, device=self._device) + first) % CONTENTS
             self._made[m, first] = self.op.some_rows(self.shape, self._operands, indices)
+            fresh = {id(each): each for each in self._made[m, first] if each is not None and id(each) not in self._contents}
+            self._contents |= {key: (each, fingerprint([each])) for key, each in fresh.items()}
         return self._made[m, first]
 
-    def fingerprint(self) -> tuple[Any, ...]:
-        """Return a fingerprint of all operands, to detect changes."""
-        return fingerprint(operand for operands in (self._operands, *self._made.values()) for operand in operands)
+    def changed(self) -> bool:
+        """Check whether a call has changed operands."""
+        tensors, prints = zip(*self._contents.values(), strict=True)
+        return fingerprint(tensors) != tuple(part for place in (0, 1) for part in (each[place] for each in prints))
 
     def _fill(self, place: int, operand: torch.Tensor) -> None:
         """Overwrite an operand by values of its place, row and column."""
@@ -182,8 +190,9 @@ def measure(operands: StandardOperands, bind: Bind, sizes: Iterable[int] = SIZES
         sizes: the M to run.
     """
     rows: dict[int, int] = {}
+    served: list[int] = []
     refused: list[tuple[int, str]] = []
-    fault = ""
+    fault, raised = "", False
     try:
         for m in sizes:
             launcher = bind(operands.op.canonical(operands.shape.with_m(m)))
@@ -191,9 +200,11 @@ def measure(operands: StandardOperands, bind: Bind, sizes: Iterable[int] = SIZES
                 refused.append((m, launcher.reason))
             elif fault := next(_differences(rows, operands, launcher, m), ""):
                 break
+            else:
+                served.append(m)
     except Exception as error:  # a kernel may raise anything
-        fault = described(error)
-    return Bits(tuple(rows[content] for content in sorted(rows)), tuple(refused), fault)
+        fault, raised = described(error), True
+    return Bits(tuple(rows[content] for content in sorted(rows)), tuple(served), fault, tuple(refused), raised)
 
 
 def _differences(rows: dict[int, int], operands: StandardOperands, launcher: Launcher, m: int) -> Iterator[str]:

@@ -33,7 +33,7 @@ from tunedgemm.table.sheet import locked, present
 from tunedgemm.text.printable import printable
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.log import History, Line, Reusable, append, line, trials_path
-from tunedgemm.tuner.trial import Outcome, Place
+from tunedgemm.tuner.trial import ChosenClass, Outcome, Place
 from tunedgemm.version import __version__
 
 _log = logging.getLogger("tunedgemm")
@@ -181,14 +181,14 @@ class Store:
             self._outcomes[place.device, shape] = winner
             self._put()
 
-    def pin(self, place: Place, shape: Shape, winner: Timing, libver: str) -> None:
-        """Store the row for any M (M = 0) of a shape's N and K in the table.
+    def put_class(self, place: Place, chosen: ChosenClass, versions: Mapping[str, str]) -> None:
+        """Store the rows of a bit class in the table.
 
         Raises:
             TableError: the table cannot be written.
         """
         with self._mutex:
-            self._waiting.append(self._row(place.device, attrs.evolve(shape, m=0), winner, libver))
+            self._waiting += [self._row(place.device, row.shape, row, versions.get(row.solution.libtype, "")) for row in chosen.rows]
             self._put()
 
     def finish(self) -> None:
@@ -333,7 +333,7 @@ class Store:
     def _row(self, device: Device, shape: Shape, winner: Timing, libver: str) -> Row:
         return Row(
             shape=key_shape(shape), gfx=device.gfx, cu_num=device.cu_num, device=device.name, solution=winner.solution,
-            us=winner.us, err_ratio=winner.err_ratio, libver=libver,
+            us=winner.us, err_ratio=winner.err_ratio, libver=libver, bit_class=winner.bits,
         )  # fmt: skip
 
     def _extend_profile(self, path: Path, rows: list[dict[str, object]]) -> None:
@@ -361,6 +361,13 @@ class Store:
             "row_error": f"{timing.row_error:.3e}", "tflops": round(self.op.flops(shape) / us / 1e6, 2) if us else 0,
             "bw": round(self.op.bytes_moved(shape) / us / 1e3, 2) if us else 0, "detail": printable(" ".join(timing.detail.split())),
         }  # fmt: skip
+
+
+def refuse_without_classes(table: Path, op: Op) -> None:
+    """Raise TableError for a table with rows of no bit class, which batch-invariant mode may not mix with others."""
+    rows = read_rows(table, op)[0] if present(table) else []
+    if mixed := next((row for row in rows if not row.bit_class), None):
+        raise TableError(f"{table}:{mixed.line}: a row of no bit class, so no class is written to it; name another file with -o")
 
 
 def _place_fields(place: Place) -> dict[str, object]:
