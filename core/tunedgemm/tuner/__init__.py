@@ -181,7 +181,7 @@ class _Run:
             for tasks in groups([*(outcome.task for outcome in by_shape.values()), *waiting]):
                 outcomes = [by_shape[task.shape] for task in tasks if task.shape in by_shape]
                 if len(outcomes) == len(tasks) and all(outcome.winner for outcome in outcomes):
-                    found.append(Group(group_of(tasks[0].shape), outcomes, tuners[0].ranks))
+                    found.append(Group(group_of(tasks[0].shape), outcomes, tuners[0].ranks, place.device.kind))
             chosen, partial = ClassSearch(found, functools.partial(self._more, tuners)).run()
             waiting += [outcome.task for group in partial for outcome in group.outcomes]
             for each in chosen:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
+from tunedgemm.libtypes import BUILTIN
+from tunedgemm.ops import op_named
+from tunedgemm.ops.padded_m import serving
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
@@ -51,6 +54,7 @@ class Group:
         shape: the shape with M = 0.
         outcomes: the outcome of each M.
         ranks: maps a libtype that may be stored to its rank for ties.
+        kind: the kind of the device.
         bits: trials of M = 0 by solution: labels and faults.
         served: kernels, by shape, that passed the checks of all calls that their row serves.
     """
@@ -58,6 +62,7 @@ class Group:
     shape: Shape
     outcomes: Sequence[Outcome]
     ranks: Mapping[str, int]
+    kind: str
     bits: dict[Solution, Timing] = attrs.field(factory=dict, init=False)
     served: set[tuple[Shape, Solution]] = attrs.field(init=False)
     times: dict[Shape, dict[Solution, Timing]] = attrs.field(init=False)
@@ -70,8 +75,15 @@ class Group:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Return the M at which bits are measured: the standard ones and those of the group."""
-        return tuple(sorted({*SIZES, *(shape.m for shape in self.times)}))
+        """Return the M at which bits are measured: the standard ones, and some that each row would serve."""
+        return tuple(sorted({*SIZES, *(m for shape in self.times for m in self._served_by(shape))}))
+
+    def _served_by(self, shape: Shape) -> Iterator[int]:
+        """Yield the M of a row, and the least and a middle one that padding gives to it."""
+        yield shape.m
+        padded_m, kind = op_named(shape.op).padded_m, self.kind
+        served = [m for m in range(max(1, shape.m // 2), shape.m) if shape.m in serving(padded_m, m, shape.n, kind)]
+        yield from {*served[:1], *served[len(served) // 2 :][:1]}
 
     def within_reach(self) -> tuple[Solution, ...]:
         """Return the kernels that may be members: not much slower than the fastest at some M."""
@@ -128,7 +140,7 @@ class Group:
     def _totals(self, timed: Mapping[Shape, Sequence[Timing]]) -> dict[Solution, Timing]:
         """Return the total time of each kernel that serves every M, of those measured and of those listed."""
         by_shape = {shape: {timing.solution: timing.us for timing in timings} for shape, timings in timed.items()}
-        every = [solution for solution, found in self.bits.items() if found.bits and not found.detail]
+        every = [solution for solution, found in self.bits.items() if serves_any_m(found)]
         return {
             solution: Timing(self.shape, solution, "ok", us=sum(self.counts[shape] * us[solution] for shape, us in by_shape.items()))
             for solution in every
@@ -173,7 +185,7 @@ class Group:
         totals: dict[Solution, float] = {}
         for solution, found in self.bits.items():
             known = [self.times[shape].get(solution) for shape in self.times]
-            if found.bits == label and not found.detail and all(timing is None or timing.status in _ROUGH for timing in known):
+            if found.bits == label and serves_any_m(found) and all(timing is None or timing.status in _ROUGH for timing in known):
                 us = {shape: {t.solution: t.us for t in timings} for shape, timings in timed.items()}
                 worst = {shape: max(of.values(), default=0.0) * REACH for shape, of in us.items()}
                 totals[solution] = sum(self.counts[shape] * of.get(solution, worst[shape]) for shape, of in us.items())
@@ -213,7 +225,7 @@ class Group:
         """Return why no class has a kernel that serves every M."""
         faults = [f"{timing.solution}: {timing.detail}" for timing in self.bits.values() if timing.detail]
         example = f", for example {faults[0]}" if faults else ""
-        return f"none of {len(self.bits)} kernels has equal bits at every M{example}"
+        return f"none of {len(self.bits)} kernels, torch's own calls left out, has equal bits at every M{example}"
 
     def report_broken_claims(self) -> None:
         """Warn of kernels that declare one order of sums and have different bits."""
@@ -223,6 +235,15 @@ class Group:
                 "report it to the authors of the plugins",
                 self.shape, first.solution, second.solution, first.solution.sum_order, first.bits, second.bits,
             )  # fmt: skip
+
+
+def serves_any_m(bits: Timing) -> bool:
+    """Check whether a kernel may serve any M of its class.
+
+    torch's own calls may not: their libraries choose kernels by M, so that a few M prove nothing of
+    the others.
+    """
+    return bool(bits.bits) and not bits.detail and bits.solution.libtype != BUILTIN
 
 
 def broken_claims(bits: Iterable[Timing]) -> list[tuple[Timing, Timing]]:
