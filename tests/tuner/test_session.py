@@ -138,10 +138,8 @@ def test_bits_of_rows_are_measured_at_many_m() -> None:
         return Unsupported("one row is too few") if shape.m == 1 else None
 
     backend = fake_backend("turbo", solutions=("good", "bad", "gone"), call=by_size)
-    one = Session("a16w16", -1, Options(libtype="turbo"), fake_registry(backend))
-    partly = Session(
-        "a16w16", -1, Options(libtype="turbo"), fake_registry(fake_backend("turbo", solutions=("good",), call=by_size, supports=refuse))
-    )
+    refusing = fake_backend("turbo", solutions=("good",), call=by_size, supports=refuse)
+    one, partly = (Session("a16w16", -1, Options(libtype="turbo"), fake_registry(each)) for each in (backend, refusing))
 
     changed, good, bad = (one.bits(group, solution, sizes) for solution in (GONE, GOOD, attrs.evolve(BAD, batch_invariant=True)))
     assert (changed.status, changed.bits, changed.detail) == ("wrong", "", "a later call changed its operands")
