@@ -11,8 +11,8 @@ from tunedgemm.solution import Solution
 from tunedgemm.tuner.classes import Group
 from tunedgemm.tuner.trial import ChosenClass, Outcome, Task
 
-#: Rounds of checks: a kernel that fails one gives way to the next of its class, or to another class.
-_ROUNDS = 8
+#: Most rounds of accurate timing: a kernel that fails, or is slower than its rough time, gives way.
+_ROUNDS = 3
 
 #: Runs tasks on the devices; returns the outcomes, and the shapes whose tasks are left.
 Work = Callable[[Sequence[Task]], tuple[Sequence[Outcome], frozenset[Shape]]]
@@ -39,22 +39,22 @@ class ClassSearch:
             self._group_of(outcome).bits = {timing.solution: timing for timing in outcome.timings}
         for group in self._whole:
             group.report_broken_claims()
-        self._repeat(Group.untimed, "")
-        self._repeat(Group.unserved, "check_served")
+        for _ in range(_ROUNDS):
+            self._ask(Group.untimed, "")
+        while self._ask(Group.unserved, "check_served"):  # each round checks or excludes one
+            pass
         return [group.chosen() for group in self._whole], [group for group in self.groups if group.shape in self._left]
 
     @property
     def _whole(self) -> list[Group]:
         return [group for group in self.groups if group.shape not in self._left]
 
-    def _repeat(self, missing: Callable[[Group], Mapping[Shape, tuple[Solution, ...]]], check: str) -> None:
-        """Run the checks, or time without one, until none is missing."""
-        for _ in range(_ROUNDS):
-            wanted = [Task(shape, only=only, check=check) for group in self._whole for shape, only in missing(group).items()]
-            if not wanted:
-                return
-            for outcome in self._outcomes(wanted):
-                self._take(self._group_of(outcome), outcome)
+    def _ask(self, missing: Callable[[Group], Mapping[Shape, tuple[Solution, ...]]], check: str) -> bool:
+        """Check what is missing, or time it without a check; return whether anything was."""
+        wanted = [Task(shape, only=only, check=check) for group in self._whole for shape, only in missing(group).items()]
+        for outcome in self._outcomes(wanted) if wanted else ():
+            self._take(self._group_of(outcome), outcome)
+        return bool(wanted)
 
     def _take(self, group: Group, outcome: Outcome) -> None:
         shape, only = outcome.task.shape, outcome.task.only

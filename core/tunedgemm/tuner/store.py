@@ -182,14 +182,18 @@ class Store:
             self._put()
 
     def put_class(self, place: Place, chosen: ChosenClass, versions: Mapping[str, str]) -> None:
-        """Store the rows of a bit class in the table.
+        """Store the rows of a bit class in the table, in place of the rows of its (N, K).
 
         Raises:
             TableError: the table cannot be written.
         """
+        rows = [self._row(place.device, row.shape, row, versions.get(row.solution.libtype, "")) for row in chosen.rows]
+        if not rows:
+            return
         with self._mutex:
-            self._waiting += [self._row(place.device, row.shape, row, versions.get(row.solution.libtype, "")) for row in chosen.rows]
-            self._put()
+            stored = read_rows(self.table, self.op)[0] if present(self.table) else []
+            others = {row.key for row in stored if (row.gfx, row.cu_num, row.device, row.shape.with_m(0)) == rows[-1].key}
+            upsert(self.table, self.op, rows, sort=self.sort, without=others - {row.key for row in rows})
 
     def finish(self) -> None:
         """Complete the run, so that it is not resumed; call `close` if shapes are left.
