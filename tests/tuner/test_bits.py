@@ -131,7 +131,7 @@ def test_equal_kernels_have_one_label_as_far_as_they_serve() -> None:
 
 
 def test_errors_of_calls_are_faults() -> None:
-    """The error's text is the reason, and it is no dependence on M."""
+    """The error's text is the reason, and the kernel may be right at other M."""
 
     def failing(at: Shape, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("an illegal address")

@@ -23,7 +23,7 @@ from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, read_rows, upsert
 from tunedgemm.testing.replay import read_trials
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.store import MISSING, Store, refuse_without_classes
+from tunedgemm.tuner.store import MISSING, Store
 from tunedgemm.tuner.trial import ChosenClass, Outcome, Place, Task
 
 OP = op_named("a16w16")
@@ -355,16 +355,9 @@ class TestTable:
 
         stored = read_rows(store.table, OP)[0]
         assert [row.shape.m for row in stored] == [0, 5]
+        store.put_class(PLACE, ChosenClass(group, (), tuple(attrs.evolve(each, bits="ab" * 8) for each in found[1:])), {})
+        assert [(row.shape.m, row.bit_class) for row in read_rows(store.table, OP)[0]] == [(0, "ab" * 8)]
         assert {(row.device, row.libver, row.us, row.bit_class) for row in stored} == {(H200.name, "7", 8.0, "3f" * 8)}
-
-    def test_classes_are_not_written_into_a_table_without_them(self, begin):
-        """The error names the first such row and -o."""
-        store = begin()
-        refuse_without_classes(store.table, OP)
-        store.record(outcome(SHAPES[0]))
-
-        with pytest.raises(TableError, match=r"t.csv:2: a row of no bit class.*-o"):
-            refuse_without_classes(store.table, OP)
 
     def test_the_profile_has_each_trial_once(self, begin, tmp_path):
         """One header, also with two runs, and one line a trial; without a time it has AITER's -1."""

@@ -23,9 +23,9 @@ from tunedgemm.table.folders import table_paths, tuned_path
 from tunedgemm.tuner.class_search import ClassSearch
 from tunedgemm.tuner.classes import Group
 from tunedgemm.tuner.executors import AnyDeviceTuner, WorkerGroup, device_tuners, work
-from tunedgemm.tuner.plan import Requested, Source, group_of, groups, plan, requested
+from tunedgemm.tuner.plan import Requested, Source, group_of, groups, plan, refuse_without_classes, requested
 from tunedgemm.tuner.processes import Terminated, stopped_by_sigterm
-from tunedgemm.tuner.store import MISSING, Store, refuse_without_classes
+from tunedgemm.tuner.store import MISSING, Store
 from tunedgemm.tuner.trial import MEASURE, Bench, ChosenClass, Event, Options, Outcome, Place, Planned, Report, Task, Trials
 from tunedgemm.version import __version__
 
@@ -184,7 +184,7 @@ class _Run:
                     found.append(Group(group_of(tasks[0].shape), outcomes, tuners[0].ranks, place.device.kind))
             chosen, partial = ClassSearch(found, functools.partial(self._more, tuners)).run()
             waiting += [outcome.task for group in partial for outcome in group.outcomes]
-            for each in chosen:
+            for each in (one for one in chosen if one.rows):
                 self.store.put_class(place, each, versions)
             classes += chosen
         return classes

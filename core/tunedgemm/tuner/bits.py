@@ -131,8 +131,8 @@ class StandardOperands:
     def _pairs(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
         """Return the columns of pairs of elements that cancel, and their exponents; None if none do.
 
-        Pairs lie at all distances; those of scaled blocks lie inside one. At least every eighth does
-        not cancel, so that a short row is not all zeros.
+        Pairs lie at all distances; those of scaled blocks lie inside one. At least every eighth
+        does not cancel, so that a short row is not all zeros.
         """
         largest, k, device = _CANCELLING.get(self.shape.dtype, 0), self.shape.k, rows.device
         span = _BLOCK if self.shape.scale == "block" else k

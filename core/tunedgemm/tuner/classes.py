@@ -247,7 +247,7 @@ def serves_any_m(bits: Timing) -> bool:
 
 
 def broken_claims(bits: Iterable[Timing]) -> list[tuple[Timing, Timing]]:
-    """Return pairs of kernels of one `sum_order` with different bits: each label's first, and that of the first label."""
+    """Return pairs of kernels of one `sum_order` with different bits, one for each further label."""
     by_order: dict[str, dict[str, Timing]] = {}
     for timing in bits:
         if timing.solution.sum_order and (timing.bits or timing.status == "batch_variant"):

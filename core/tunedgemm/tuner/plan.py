@@ -146,11 +146,13 @@ def plan(
         else:
             counts[line.shape] = counts.get(line.shape, 0) + line.calls
     rows = _rows_of(op, table_paths(tables), device)
+    old = {row.shape for row in rows.values() if libvers.get(row.solution.libtype) != row.libver}
+    old = {group_of(shape) for shape in old} if options.batch_invariant else old
     tasks, skipped = [], []
     for shape in _share(sorted(counts, key=_by_sizes), options):
-        row = rows.get(group_of(shape) if options.batch_invariant else key_shape(shape))
-        stale = row is not None and libvers.get(row.solution.libtype) != row.libver
-        wanted = stale if options.stale else row is None or options.all
+        key = group_of(shape) if options.batch_invariant else key_shape(shape)
+        row = rows.get(key)
+        wanted = key in old if options.stale else row is None or options.all
         if shape.m and wanted:
             saving, guess = _saving(op, shape, device, rows, registry) if options.budget else (0.0, None)
             tasks.append(Task(shape, counts[shape], row.solution if row else None, guess, saving=counts[shape] * saving))
@@ -158,6 +160,13 @@ def plan(
             skipped.append(shape)
     tasks = _in_order(op, tasks, device, options)
     return Plan(tuple(tasks), tuple(skipped), tuple(shape for shape in elsewhere if shape not in counts))
+
+
+def refuse_without_classes(table: Path, op: Op) -> None:
+    """Raise TableError for a table with rows of no bit class, since a table has one kind alone."""
+    rows = read_rows(table, op)[0] if present(table) else []
+    if plain := next((row for row in rows if not row.bit_class), None):
+        raise TableError(f"{table}:{plain.line}: a row of no bit class, so no class is written to it; name another file with -o")
 
 
 def groups(tasks: Iterable[Task]) -> list[tuple[Task, ...]]:

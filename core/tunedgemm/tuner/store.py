@@ -182,17 +182,12 @@ class Store:
             self._put()
 
     def put_class(self, place: Place, chosen: ChosenClass, versions: Mapping[str, str]) -> None:
-        """Store the rows of a bit class in the table, in place of the rows of its (N, K).
-
-        Raises:
-            TableError: the table cannot be written.
-        """
+        """Store the rows of a bit class in the table, in place of rows of other classes, or raise TableError."""
         rows = [self._row(place.device, row.shape, row, versions.get(row.solution.libtype, "")) for row in chosen.rows]
-        if not rows:
-            return
         with self._mutex:
             stored = read_rows(self.table, self.op)[0] if present(self.table) else []
-            others = {row.key for row in stored if (row.gfx, row.cu_num, row.device, row.shape.with_m(0)) == rows[-1].key}
+            group = [row for row in stored if (row.gfx, row.cu_num, row.device, row.shape.with_m(0)) == rows[-1].key]
+            others = {row.key for row in group if row.bit_class != rows[-1].bit_class}
             upsert(self.table, self.op, rows, sort=self.sort, without=others - {row.key for row in rows})
 
     def finish(self) -> None:
@@ -365,13 +360,6 @@ class Store:
             "row_error": f"{timing.row_error:.3e}", "tflops": round(self.op.flops(shape) / us / 1e6, 2) if us else 0,
             "bw": round(self.op.bytes_moved(shape) / us / 1e3, 2) if us else 0, "detail": printable(" ".join(timing.detail.split())),
         }  # fmt: skip
-
-
-def refuse_without_classes(table: Path, op: Op) -> None:
-    """Raise TableError for a table with rows of no bit class, which batch-invariant mode may not mix with others."""
-    rows = read_rows(table, op)[0] if present(table) else []
-    if mixed := next((row for row in rows if not row.bit_class), None):
-        raise TableError(f"{table}:{mixed.line}: a row of no bit class, so no class is written to it; name another file with -o")
 
 
 def _place_fields(place: Place) -> dict[str, object]:
