@@ -8,15 +8,16 @@ it for all.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import attrs
 import torch
 
 from tunedgemm.backends.launcher import Launcher
+from tunedgemm.ops.formats.shuffle import ShuffledWeight, plain_weight, shuffle_weight
+from tunedgemm.ops.formats.tensor_bytes import fingerprint, overwrite
 from tunedgemm.ops.op import Op
-from tunedgemm.ops.scale_order import ROW, scale_order
 from tunedgemm.process.plugin_guard import described
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Unsupported
@@ -29,10 +30,16 @@ CONTENTS = 17
 #: Largest exponent of the pairs of elements that cancel, by dtype: their sums are in magnitude
 #: that much above the result, so that a result shows how partial sums were rounded.
 _CANCELLING = {"bf16": 10, "fp16": 8, "fp8_e4m3fn": 5, "fp8_e4m3fnuz": 5, "fp8_e5m2": 8, "fp8_e5m2fnuz": 8}
-#: Bits of the mantissa by dtype of torch.
-_MANTISSA = {torch.bfloat16: 7, torch.float16: 10, torch.float32: 23, torch.float64: 23}
+#: Bits of the mantissa by dtype of torch; 2 of the others.
+_MANTISSA = {
+    torch.bfloat16: 7, torch.float16: 10, torch.float32: 23, torch.float64: 23, torch.float8_e4m3fn: 3, torch.float8_e4m3fnuz: 3,
+}  # fmt: skip
+#: Exponent of the largest scale of int8, whose sums are large, so that fp16 holds the products.
+_INT8_SCALE = -7
 #: Columns of a block of scales: elements cancel inside one.
 _BLOCK = 128
+#: Elements that are computed at a time: 128 MiB as integers.
+_SLICE = 1 << 24
 _WORD = (1 << 63) - 1
 
 #: Binds a candidate at a shape.
@@ -48,11 +55,15 @@ class Bits:
         served: M that the kernel served.
         fault: how the bits of a row depend on M or on its place, or the error of a call; "" if
             they do not.
+        refused: (M, reason) of those that it does not serve.
+        raised: whether the fault is an error.
     """
 
     rows: tuple[int, ...]
     served: tuple[int, ...]
     fault: str = ""
+    refused: tuple[tuple[int, str], ...] = ()
+    raised: bool = False
 
     @property
     def label(self) -> str:
@@ -65,47 +76,75 @@ class Bits:
 class StandardOperands:
     """Operands that are equal bit for bit on all devices and in all versions of torch.
 
+    Those of `fmoe` are what `Op.make_inputs` draws on a CPU.
+
     Args:
         op, shape: the op, and a shape of any M.
         device: where the operands are.
-        most: largest M.
     """
 
-    def __init__(self, op: Op, shape: Shape, device: torch.device, most: int = SIZES[-1]) -> None:
-        self.op, self.shape = op, shape.with_m(most)
-        self._operands = list(op.make_inputs(self.shape, device, 0))
-        for place in op.weights:
-            if place < len(self._operands) and (weight := self._operands[place]) is not None:
-                self._fill(place, weight, None)
+    def __init__(self, op: Op, shape: Shape, device: torch.device) -> None:
+        self.op, self.of, self.shape, self._device = op, shape, shape.with_m(CONTENTS), device
+        self._made: dict[tuple[int, int], tuple[Any, ...]] = {}
+        self._contents: dict[int, tuple[torch.Tensor, tuple[Any, ...]]] = {}  # by id, with the fingerprint when made
+        if op.operands[:2] != ("x", "weight"):
+            drawn = op.make_inputs(self.shape, torch.device("cpu"), 0)
+            self._operands = tuple(None if operand is None else operand.to(device) for operand in drawn)
+            return
+        self._operands = op.make_inputs(self.shape, device, 0)
+        for place, operand in enumerate(self._operands):
+            if operand is not None:
+                self._fill(place, operand)
 
     def at(self, m: int, first: int = 0) -> tuple[Any, ...]:
         """Return the operands of M rows, of which the first has content *first*."""
-        operands = list(self.op.first_rows(self.shape, tuple(self._operands), m))
-        for place, operand in enumerate(operands):
-            if operand is not None and place not in self.op.weights:
-                self._fill(place, operand, (torch.arange(m, device=operand.device) + first) % CONTENTS)
-        return tuple(operands)
+        if (m, first) not in self._made:
+            indices = (torch.arange(m, device=self._device) + first) % CONTENTS
+            self._made[m, first] = self.op.some_rows(self.shape, self._operands, indices)
+            fresh = {id(each): each for each in self._made[m, first] if each is not None and id(each) not in self._contents}
+            self._contents |= {key: (each, fingerprint([each])) for key, each in fresh.items()}
+        return self._made[m, first]
 
-    def _fill(self, place: int, operand: torch.Tensor, contents: torch.Tensor | None) -> None:
-        """Overwrite an operand by values of its place, column and row, or content of the row.
+    def changed(self) -> bool:
+        """Check whether a call has changed operands."""
+        tensors, prints = zip(*self._contents.values(), strict=True)
+        return fingerprint(tensors) != tuple(part for place in (0, 1) for part in (each[place] for each in prints))
 
-        A shuffled weight and operands of other types keep what `Op.make_inputs` draws.
+    def _fill(self, place: int, operand: torch.Tensor) -> None:
+        """Overwrite an operand by values of its place, row and column."""
+        target = plain_weight(operand)
+        name, memory = self.op.operands[place], target
+        if isinstance(operand, ShuffledWeight):
+            target = torch.empty_like(memory)
+        rows = target if target.dim() == 2 else target.reshape(-1, target.shape[-1])
+        largest_scale = 0 if "scale" not in name else 2 ** (_INT8_SCALE if self.shape.dtype == "int8" else 1)
+        pairs = self._pairs(rows) if name in ("x", "weight") else None
+        for numbers in torch.arange(rows.shape[0], device=rows.device).split(max(1, _SLICE // rows.shape[1])):
+            values = _values(numbers, rows.shape[1], place, operand.dtype, largest_scale)
+            if pairs is not None:
+                _cancel(values, pairs, is_x=name == "x")
+            into = rows[numbers[0] : numbers[0] + len(numbers)]
+            overwrite(into, values.to(operand.dtype) if values.is_floating_point() else values.view(operand.dtype))
+        if isinstance(operand, ShuffledWeight):
+            overwrite(memory, shuffle_weight(target, operand.layout_name))
+
+    def _pairs(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        """Return the columns of pairs of elements that cancel, and their exponents; None if none do.
+
+        Pairs lie at all distances; those of scaled blocks lie inside one. At least every eighth
+        does not cancel, so that a short row is not all zeros.
         """
-        if type(operand) is not torch.Tensor or not (operand.is_floating_point() or operand.dtype == torch.int8):
-            return
-        name = self.op.operands[place]
-        is_scale, is_matrix = "scale" in name, name in ("x", "weight")
-        if is_scale and scale_order(self.shape) != ROW and contents is not None and operand.dim() != 2:
-            return
-        rows = operand if operand.dim() == 2 else operand.reshape(-1, 1)
-        if rows.data_ptr() != operand.data_ptr() or (not is_matrix and not is_scale and contents is not None):
-            return
-        by_row = contents is not None and rows.shape[0] == len(contents)
-        numbers = contents if by_row and contents is not None else torch.arange(rows.shape[0], device=rows.device)
-        values = _values(numbers, rows.shape[1], place, operand.dtype)
-        if is_matrix:
-            _cancel(values, self.shape, is_x=name == "x")
-        _write(rows, values)
+        largest, k, device = _CANCELLING.get(self.shape.dtype, 0), self.shape.k, rows.device
+        span = _BLOCK if self.shape.scale == "block" else k
+        whole = k // span * span
+        if not largest or whole < 4 or rows.shape[1] != k:
+            return None
+        keys = _mixed(torch.arange(whole, device=device) + (7 << 40)).reshape(-1, span)
+        order = keys.argsort(dim=1) + torch.arange(0, whole, span, device=device).reshape(-1, 1)
+        left, right = (order[:, first : first + span // 2].reshape(-1) for first in (0, span // 2))
+        exponents = _mixed(left + (9 << 40)) % (largest + 1)
+        used = (exponents > 0) & (torch.arange(len(left), device=device) % 8 > 0)
+        return left[used], right[used], exponents[used]
 
 
 def _mixed(numbers: torch.Tensor) -> torch.Tensor:
@@ -116,48 +155,30 @@ def _mixed(numbers: torch.Tensor) -> torch.Tensor:
     return (mixed ^ ((mixed & _WORD) >> 33)) & (_WORD >> 1)
 
 
-def _values(rows: torch.Tensor, columns: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
+def _values(rows: torch.Tensor, columns: int, seed: int, dtype: torch.dtype, largest_scale: float) -> torch.Tensor:
     """Return float32 [rows, columns] that *dtype* holds exactly, of magnitudes from 1/4 to 2.
 
-    int8 gets integers from -127 to 127.
+    int8 gets integers from -127 to 127, and packed 4-bit values any bytes. Scales, for which
+    *largest_scale* is not 0, are above 0; e8m0 ones, as bytes, are 2^-7 to 1.
     """
     numbers = rows.reshape(-1, 1) * (columns + 1) + torch.arange(columns, device=rows.device) + (seed << 40)
     bits = _mixed(numbers)
     if dtype == torch.int8:
-        return (bits % 255 - 127).float()
-    mantissa = 1 << (3 if "e4m3" in str(dtype) else _MANTISSA.get(dtype, 2))
+        return (bits % 255 - 127).to(torch.int8)
+    if dtype not in _MANTISSA and dtype not in (torch.float8_e5m2, torch.float8_e5m2fnuz):
+        return (bits % 8 + 120 if largest_scale else bits % 256).to(torch.uint8)
+    mantissa = 1 << _MANTISSA.get(dtype, 2)
     values = ((bits & (mantissa - 1)) + mantissa).float() / mantissa
-    values *= torch.exp2(-((bits >> 30) % 3).float())
-    return torch.where((bits >> 40) & 1 == 1, -values, values)
+    values /= torch.ones_like(bits).bitwise_left_shift((bits >> 30) % 3).float()
+    return values * (largest_scale / 2) if largest_scale else torch.where((bits >> 40) & 1 == 1, -values, values)
 
 
-def _cancel(values: torch.Tensor, shape: Shape, *, is_x: bool) -> None:
-    """Make most elements of a row cancel with another, at magnitudes up to 2**10 times the others.
-
-    Both factors of a pair are equal but for the sign of x. Pairs lie at all distances; those of
-    scaled blocks lie inside one.
-    """
-    largest = _CANCELLING.get(shape.dtype, 0)
-    span = _BLOCK if shape.scale == "block" else shape.k
-    whole = shape.k // span * span
-    if not largest or whole < 4:
-        return
-    keys = _mixed(torch.arange(whole, device=values.device) + (7 << 40)).reshape(-1, span)
-    order = (keys.argsort(dim=1) + torch.arange(0, whole, span, device=values.device).reshape(-1, 1)).cpu()
-    half = span // 2
-    left, right = order[:, :half].reshape(-1).to(values.device), order[:, half : 2 * half].reshape(-1).to(values.device)
-    exponents = _mixed(left + (9 << 40)) % (largest + 1)
-    left, right, exponents = left[exponents > 0], right[exponents > 0], exponents[exponents > 0]
+def _cancel(values: torch.Tensor, pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor], *, is_x: bool) -> None:
+    """Make pairs of elements cancel: both factors are equal but for the sign of x."""
+    left, right, exponents = pairs
     if is_x:
-        values[:, left] *= torch.exp2(exponents.float())
-        values[:, right] = -values[:, left]
-    else:
-        values[:, right] = values[:, left]
-
-
-def _write(target: torch.Tensor, values: torch.Tensor) -> None:
-    """Copy values into a tensor, also in dtypes that torch cannot copy to strided memory."""
-    target.copy_(values.to(target.dtype))
+        values[:, left] *= torch.ones_like(exponents).bitwise_left_shift(exponents).float()
+    values[:, right] = -values[:, left] if is_x else values[:, left]
 
 
 def measure(operands: StandardOperands, bind: Bind, sizes: Iterable[int] = SIZES) -> Bits:
@@ -170,34 +191,40 @@ def measure(operands: StandardOperands, bind: Bind, sizes: Iterable[int] = SIZES
     """
     rows: dict[int, int] = {}
     served: list[int] = []
+    refused: list[tuple[int, str]] = []
+    fault, raised = "", False
     try:
         for m in sizes:
-            launcher = bind(operands.shape.with_m(m))
+            launcher = bind(operands.op.canonical(operands.shape.with_m(m)))
             if isinstance(launcher, Unsupported):
-                continue
-            for first in range(0, CONTENTS, m) if m < CONTENTS else (0,):
-                if fault := _compare(rows, operands, launcher, m, first):
-                    return Bits(tuple(rows.values()), tuple(served), fault)
-            served.append(m)
+                refused.append((m, launcher.reason))
+            elif fault := next(_differences(rows, operands, launcher, m), ""):
+                break
+            else:
+                served.append(m)
     except Exception as error:  # a kernel may raise anything
-        return Bits(tuple(rows.values()), tuple(served), described(error))
-    return Bits(tuple(rows[content] for content in sorted(rows)), tuple(served))
+        fault, raised = described(error), True
+    return Bits(tuple(rows[content] for content in sorted(rows)), tuple(served), fault, tuple(refused), raised)
 
 
-def _compare(rows: dict[int, int], operands: StandardOperands, launcher: Launcher, m: int, first: int) -> str:
-    """Add the hashes of one call's rows; return which row differs from an earlier one, or ""."""
-    with torch.no_grad():
-        hashes = row_hashes(launcher.call(*operands.at(m, first)), m)
-    for place, found in enumerate(hashes):
-        content = (first + place) % CONTENTS
-        if rows.setdefault(content, found) != found:
-            return f"row {place} at M = {m} has other bits than at a smaller M or another place"
-    return ""
+def _differences(rows: dict[int, int], operands: StandardOperands, launcher: Launcher, m: int) -> Iterator[str]:
+    """Add the hashes of the rows of M; yield which row differs from an earlier one.
+
+    Of a small M, each content is in some call.
+    """
+    for first in range(0, CONTENTS, m) if m < CONTENTS else (0,):
+        with torch.no_grad():
+            hashes = row_hashes(launcher.call(*operands.at(m, first)), m)
+        for place, found in enumerate(hashes):
+            content = (first + place) % CONTENTS
+            if rows.setdefault(content, found) != found:
+                yield f"row {place} at M = {m} has other bits than at a smaller M or another place"
 
 
 def row_hashes(out: torch.Tensor, m: int) -> list[int]:
-    """Hash the bits of each of the M rows of an output [M, N]."""
-    plain = out.detach().reshape(m, -1).contiguous()
-    words = plain.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[plain.element_size()]).to(torch.int64)
+    """Hash the bits of each of the M rows of an output [..., M, N], of all batches together."""
+    by_row = out.detach().reshape(-1, m, out.shape[-1]).transpose(0, 1).reshape(m, -1).contiguous()
+    words = by_row.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[by_row.element_size()])
     factors = _mixed(torch.arange(words.shape[1], device=words.device) + (11 << 40)) | 1
-    return (words * factors).sum(dim=1).tolist()  # type: ignore[no-any-return]
+    parts = words.split(max(1, _SLICE // max(1, words.shape[1])))
+    return [found for part in parts for found in (part.to(torch.int64) * factors).sum(dim=1).tolist()]

@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     file = named_file(arguments.file)
     op = op_of(arguments, [file])
     rows, problems = read_rows(file, op)
-    faults = [*map(str, problems), *faults_of(file, rows, op)]
+    faults = [*map(str, problems), *faults_of(file, rows, op), *(_changed_bits(rows, op) if arguments.bits else ())]
     print(
         "\n".join([*(faults or [f"{file}: {len(rows)} rows, no fault"]), *_stated(file), *_notes(file, rows), *_elsewhere(file, rows, op)])
     )
@@ -44,6 +44,16 @@ def run(arguments: argparse.Namespace) -> int:
 def faults_of(file: Path, rows: Sequence[Row], op: Op) -> list[str]:
     """Return the faults of a table's rows."""
     return [*_errors(rows), *_duplicates(file, rows), *_unreachable(rows, op), *_unsplit(rows), *_unknown(rows), *_classes(file, rows)]
+
+
+def _changed_bits(rows: Sequence[Row], op: Op) -> Iterator[str]:
+    """Yield the kernels whose bits on this device are not those of their rows' class."""
+    from tunedgemm.analysis.bit_labels import proved
+    from tunedgemm.cli.bits import proof_text
+
+    for proof in proved(rows, op, current_device(), Registry()):
+        if not proof.agrees:
+            yield f"{proof.row.source}:{proof.row.line}: other bits than the row's class: {proof_text(proof)}"
 
 
 def _stated(file: Path) -> Iterator[str]:
