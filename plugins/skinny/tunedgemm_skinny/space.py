@@ -15,7 +15,7 @@ from tunedgemm.plugin import Device, PluginError, Shape, Solution
 from tunedgemm.tools.launching import ARCHITECTURES, sum_order
 
 from tunedgemm_skinny.cost import cost_of
-from tunedgemm_skinny.limits import batches_of, depth_of
+from tunedgemm_skinny.limits import batches_of, depth_of, weight_of
 from tunedgemm_skinny.names import FAMILIES, KernelConfig, Wgmma, parse_name
 from tunedgemm_skinny.resources import ceil_div, per_split, registers, span_of, threads_of, unfit
 
@@ -133,8 +133,10 @@ def order_of(kernel: KernelConfig, splits: int, shape: Shape, gfx: str) -> str:
 
     Warps along K take spans in turn, so the order has a name of its own, but for one group of
     wgmma warps. Lanes, warps and splits meet in a fixed order whatever the rows of a warp. The last
-    scale and the bias are one fused multiply-add.
+    scale and the bias are one fused multiply-add. mxfp4 has no name.
     """
+    if weight_of(shape) == "fp4x2":
+        return ""
     part = per_split(kernel, splits, shape, gfx)
     if isinstance(kernel, Wgmma) and kernel.warps_k == 1:
         step = span_of(kernel, shape, gfx) // kernel.unroll
