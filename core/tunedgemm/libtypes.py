@@ -17,8 +17,8 @@ RANK = ("hipblaslt", "cublaslt", "asm", "skinny", "triton", "ck", "cktile", "cut
 #: Libtypes that may serve untuned calls, in order; TUNEDGEMM_FALLBACK overrides it.
 UNTUNED = ("hipblaslt", "triton", "asm", "skinny", "ck")
 
-#: The same in batch-invariant mode. A backend with one order of sums for every M of all weights of
-#: a GPU answers for all of them, so the faster one comes first.
+#: The same in batch-invariant mode. There a backend answers for every weight that it takes, so the
+#: faster one comes first.
 INVARIANT = ("asm", "triton")
 
 #: Libtypes that serve untuned calls on one kind of device -> the kind. Elsewhere they are not

@@ -31,7 +31,7 @@ from tunedgemm.tuner.watching import Poisoned
 
 #: Kernels per shape, and splits of K, with which `lacks` is checked.
 _KERNELS, _SPLITS = 2, (0, 3, 1 << 20)
-#: Rows of x, beside a shape's, with which orders of sums are checked.
+#: Rows of x, and those of a shape, with which orders of sums are checked.
 _ROWS = (1, 17)
 
 

@@ -26,7 +26,7 @@ from tunedgemm.testing.shapes import DEVICES
 
 #: Time limit of `supports` in seconds; a tuner calls it for thousands of shapes.
 SUPPORTS_SECONDS = 1e-3
-#: Rows of x, beside a shape's, for which batch-invariant mode chooses.
+#: Rows of x, and those of a shape, for which batch-invariant mode chooses.
 _ROWS = (1, 9, 64, 100, 200, 2000, 1 << 17)
 
 

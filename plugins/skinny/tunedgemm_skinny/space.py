@@ -131,8 +131,8 @@ def solution_of(libtype: str, kernel: KernelConfig, splits: int, shape: Shape, d
 def order_of(kernel: KernelConfig, splits: int, shape: Shape, gfx: str) -> str:
     """Return the name of the kernel's order of sums.
 
-    Warps along K take spans in turn, so the order has a name of its own, but for one group of
-    wgmma warps. Lanes, warps and splits meet in a fixed order whatever the rows of a warp. The last
+    Warps along K take spans in turn, so only one group of wgmma warps has the order of other
+    backends. Lanes, warps and splits meet in a fixed order whatever the rows of a warp. The last
     scale and the bias are one fused multiply-add. mxfp4 has no name.
     """
     if weight_of(shape) == "fp4x2":

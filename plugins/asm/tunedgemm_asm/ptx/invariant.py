@@ -1,4 +1,4 @@
-"""Choose the solution of an untuned call on Hopper in batch-invariant mode: one order of sums for all M."""
+"""Choose the solution of an untuned call on Hopper in batch-invariant mode."""
 
 from __future__ import annotations
 
