@@ -225,7 +225,8 @@ def refine(libtype: str, solution: Solution, shape: Shape, device: Device) -> It
     for step in (-2 * UNIT_B, 2 * UNIT_B):
         for fewer in (0, 1, 2):
             changes.append({side: config.tile_b + step, "stages": config.stages - fewer})
-    near = [(config, splits - 1), (config, splits + 1), (attrs.evolve(config, stream=not config.stream), 1)]
+    near = [(config, splits - 1), (config, splits + 1)]
+    near += [] if config.folded else [(attrs.evolve(config, stream=not config.stream), 1)]
     direct = attrs.evolve(config, panels=0)
     for change in changes:
         try:

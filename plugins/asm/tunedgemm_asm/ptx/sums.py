@@ -21,7 +21,8 @@ def order_of(config: KernelConfig, splits: int, shape: Shape) -> str:
     Each accumulator gets the wgmma instructions of its stages in the order of K, whatever the tile,
     stages, cluster, consumers, or operand that is swapped. A stage has the same elements of K in
     every kernel. Promotion adds a stage at a time, overlapped or not; parts of a split are added in
-    the order of K. Where stream-K cuts a tile depends on the number of tiles, hence on M.
+    the order of K, by several CTAs or one. Where stream-K cuts a tile depends on the number of
+    tiles, hence on M.
     """
     if config.stream and shape.dtype != "int8":
         return ""
