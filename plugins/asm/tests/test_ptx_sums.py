@@ -1,4 +1,4 @@
-"""Equal names of orders of sums stand for equal bits, on the emulator; and which kernels untuned calls get."""
+"""Equal names of orders of sums stand for equal bits, on the emulator; choices of untuned calls."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def rows_of(ptx: ModuleType, shape: Shape, config: KernelConfig, splits: int) ->
 
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_of_one_order_of_sums_give_equal_bits(ptx: ModuleType, name: str) -> None:
-    """Tiles, stages, clusters, operand order, overlap, and parts in one CTA or several do not change a bit."""
+    """Tiles, stages, clusters, operand order, overlap, and parts in one CTA or several change no bit."""
     shape, configs, splits = CASES[name]
     assert not [reason for config in configs if (reason := unfit(config, splits, shape))]
     assert len({order_of(config, splits, shape) for config in configs}) == 1
@@ -138,5 +138,5 @@ def test_partials_of_many_rows_stay_in_registers() -> None:
 
 
 def test_other_architectures_have_no_choice_in_the_mode() -> None:
-    """AITER's kernels add in orders that nobody declared."""
+    """AITER's kernels add in unknown orders."""
     assert asm.invariant_fallback(LIKE["bf16"], Device("gfx942", 304)) is None

@@ -1,4 +1,4 @@
-"""Untuned calls in batch-invariant mode get one order of sums for every M, and names of orders are right."""
+"""Untuned calls in batch-invariant mode get one order of sums for every M; names of orders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEVICES = [Device(gfx, 100) for gfx in ARCHITECTURES]
 
 
 def test_every_m_has_a_kernel_of_one_order() -> None:
-    """On each architecture every M gets a kernel that serves it, or none does; those of one weight share an order."""
+    """On each architecture every M gets a kernel that serves it, of one order, or none does."""
     answered = set()
     for device in DEVICES:
         for like in SHAPES:
@@ -67,5 +67,5 @@ def test_every_m_has_a_kernel_of_one_order() -> None:
     ids=str,
 )
 def test_the_name_of_an_order_has_what_changes_bits(kernel, split: int, shape: Shape, device: Device, order: str) -> None:
-    """Instruction by tile, promotion, parts, scales, fused bias; nothing where M decides or the compiler chooses."""
+    """Instruction by tile, promotion, parts, scales, fused bias; nothing where M or the compiler decides."""
     assert order_of(kernel, split, shape, device) == order

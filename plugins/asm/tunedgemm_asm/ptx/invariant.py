@@ -46,7 +46,7 @@ def _parts_of(weight: Shape, device: Device) -> int:
     """Return the parts of K of a weight, the same for every M; 0 leaves them free: int8 sums are exact.
 
     Parts give few rows of x more multiprocessors, and take time to add. They are chosen by the mean
-    gain over several M. fp8 has none: there is no room in registers for a third set of sums.
+    gain over several M. fp8 has none: registers do not hold a third set of sums.
     """
     if weight.dtype == "int8":
         return 0
