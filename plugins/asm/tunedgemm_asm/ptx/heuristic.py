@@ -22,6 +22,7 @@ from tunedgemm_asm.ptx.space import (
     resident_ctas,
     with_panels,
 )
+from tunedgemm_asm.ptx.sums import solution_of
 
 _MI = 1 << 20
 _ANY = 1 << 62
@@ -151,15 +152,15 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution |
     if shape.layout != COLUMNS and not _faster_untuned(shape, device):
         return None
     step = next((step for rows, step in _STEPS if shape.m <= rows), _MANY_STEP)
-    guess = _guess(attrs.evolve(shape, m=min(ceil_div(shape.m, step) * step, MOST_SIZE)), device)
-    return Solution(libtype, guess[0].name, guess[1]) if guess else None
+    guess = guess_of(attrs.evolve(shape, m=min(ceil_div(shape.m, step) * step, MOST_SIZE)), device)
+    return solution_of(libtype, *guess, shape) if guess else None
 
 
 @functools.lru_cache(maxsize=4096)
-def _guess(shape: Shape, device: Device) -> Candidate | None:
+def guess_of(shape: Shape, device: Device, only: int = 0) -> Candidate | None:
     """Return the kernel and splits of the least predicted time; takes about a millisecond.
 
-    None if each has too many tiles.
+    *only* is the number of splits; 0 leaves it free. None if each has too many tiles.
     """
     few = shape.m <= (_MORE_OVERLAPPED if shape.n <= _OVERLAPPED_N else _OVERLAPPED)
     like = attrs.evolve(shape, m=min(shape.m, MOST_SWAPPED + 1), n=1, k=1)
@@ -170,8 +171,9 @@ def _guess(shape: Shape, device: Device) -> Candidate | None:
         fitting = [tile for tile in fitting if tile.tile_m >= shape.m and (tile.tile_n <= _NARROW or not several_rounds)]
     else:
         fitting = [tile for tile in fitting if not (tile.swapped and tile.consumers > 1 and (shape.k < _SHORT_K or tile.overlapped))]
-    guesses = ((config, splits) for config in fitting + _large(fitting, shape, device) for splits in _splits(config, shape, device))
-    return min(guesses, key=lambda guess: (_cost(*guess, shape, device), guess[0].turns), default=None)
+    configs = fitting + _large(fitting, shape, device)
+    guesses = ((config, splits) for config in configs for splits in _splits(config, shape, device, only))
+    return min(guesses, key=lambda guess: (predicted_us(*guess, shape, device), guess[0].turns), default=None)
 
 
 @functools.lru_cache(maxsize=256)
@@ -206,7 +208,7 @@ _with_panels = functools.lru_cache(maxsize=1024)(with_panels)
 _direct = functools.lru_cache(maxsize=1024)(functools.partial(attrs.evolve, panels=0))
 
 
-def _cost(config: KernelConfig, splits: int, shape: Shape, device: Device) -> float:
+def predicted_us(config: KernelConfig, splits: int, shape: Shape, device: Device) -> float:
     """Return the predicted microseconds of a guess."""
     us = cost_of(_direct(config), splits, shape, max(1, device.cu_num), unit_peak_over(device, FITTED_ON))
     if _is_large(shape) and tiles_of(config, shape) > device.cu_num:
@@ -214,8 +216,12 @@ def _cost(config: KernelConfig, splits: int, shape: Shape, device: Device) -> fl
     return us * (_STORED_BY_TMA if config.panels else 1.0)
 
 
-def _splits(config: KernelConfig, shape: Shape, device: Device) -> list[int]:
-    """Return the splits of K worth judging: up to twice as many CTAs as run at once."""
+def _splits(config: KernelConfig, shape: Shape, device: Device, only: int) -> list[int]:
+    """Return the splits of K worth judging: up to twice as many CTAs as run at once, or only a given
+    number.
+    """
+    if only:
+        return [] if unfit(config, only, shape) else [only]
     most = max(1, 2 * (resident_ctas(config, device) // tiles_of(config, shape)))
     return [splits for splits in _SPLITS if splits <= most and not unfit(config, splits, shape)]
 

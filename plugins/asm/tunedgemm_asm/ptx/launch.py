@@ -33,6 +33,7 @@ from tunedgemm_asm.ptx.limits import (
     last_rows,
     part_of,
     rows_of,
+    shared_by,
     shared_evenly,
     slots_of,
     steps_of,
@@ -235,11 +236,12 @@ def arguments_of(config: KernelConfig, splits: int, shape: Shape, multiprocessor
         clusters, slots, parts = shares.clusters, shares.tiles * config.cluster * config.sharing, shares.parts
         values |= {"items": shares.tiles, "steps": steps, "part": shares.length, "splits": parts}
     else:
-        clusters = max(1, min(tiles * splits, multiprocessors * config.resident // config.cluster))
-        slots, parts = slots_of(config, shape) if splits > 1 else 0, splits
-        values |= {"items": tiles * splits, "steps": steps, "part": part_of(splits, shape), "splits": splits}
+        sharing = shared_by(config, splits)
+        clusters = max(1, min(tiles * sharing, multiprocessors * config.resident // config.cluster))
+        slots, parts = slots_of(config, shape) if sharing > 1 else 0, splits
+        values |= {"items": tiles * sharing, "steps": steps, "part": part_of(splits, shape), "splits": splits}
     return LaunchArguments(
-        variant=_variant(config, config.stream or splits > 1, shape),
+        variant=_variant(config, config.stream or shared_by(config, splits) > 1, shape),
         values=values,
         grid=clusters * config.cluster,
         workspace=slots * parts * slot_bytes(config.accumulators),
