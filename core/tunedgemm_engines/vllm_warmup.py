@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from tunedgemm_engines.routes import routes
+from tunedgemm_engines.routes import EVERY_M, routes
 
 #: vLLM's module of the warm-up, its functions for a layer's operands and for the M of a weight, and
 #: its switch. With ``full`` all is warmed, and our kernels are timed against DeepGEMM.
@@ -62,5 +62,7 @@ def left_out() -> list[str]:
     if not short or not skips():
         return []
     count, most = sum(len(route.layers) for route in short), max(route.trusted_to for route in short)
+    if most >= EVERY_M:
+        return [f"tunedgemm: DeepGEMM is not warmed up for {count} layers, which our kernels serve; {SWITCH}={ALL} warms it up"]
     kept = f"DeepGEMM is not warmed up to M={most} for {count} layers"
     return [f"tunedgemm: {kept}, which our kernels serve untimed; {SWITCH}={ALL} times them"]
