@@ -8,6 +8,7 @@ left to the engine's kernel.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 import attrs
 from tunedgemm import dispatcher
@@ -22,11 +23,10 @@ from tunedgemm_engines.start import INVARIANT
 PROBES = (1, 8, 32, 256, 512, 4096)
 #: Why a weight has no class.
 _TORCH = "its class row names torch, whose products an engine's mode replaces or runs without a workspace"
-_NONE = "no class row, and no untuned kernel of one order of sums"
 
 
 class ClassMissing(UserError):
-    """A layer keeps the engine's kernel, because its weight has no class; the text is the reason."""
+    """A weight has no class, or a kernel of another: the engine's kernel serves it, for this reason."""
 
 
 def enter() -> None:
@@ -55,13 +55,15 @@ def class_at(shape: Shape, device: Device, m: int) -> tuple[str, str]:
         return "", explanation.refused
     if offer.origin == "builtin":
         passed = next((f"{skipped.solution}: {why}" for skipped, why in explanation.passed_over), "")
-        return "", f"a kernel of the class cannot be used: {passed}" if passed else _NONE
+        return "", f"a kernel of the class cannot be used: {passed}" if passed else f"no class ({offer.why})"
     if offer.solution.libtype == "torch":
         return "", _TORCH
+    if named := getattr(offer, "bit_class", ""):
+        return named, ""
     if offer.origin == "unbiased":
         name, reason = class_at(attrs.evolve(shape, epilogue="none", bias_dtype=""), device, m)
-        return (f"{name} + bias", "") if name else ("", reason)
-    name = offer.match.row.bit_class if offer.match is not None else f"order {offer.solution.sum_order}" if offer.solution.sum_order else ""
+        return (f"{name}+add", "") if name else ("", reason)
+    name = offer.match.row.bit_class if offer.match is not None else offer.solution.sum_order
     return name, "" if name else f"{offer.solution} has no bit class"
 
 
@@ -81,6 +83,18 @@ def class_of(shape: Shape, device: Device) -> tuple[str, str]:
     if len(found) > 1:
         return "", "its kernels have several bit classes: " + ", ".join(f"{name} at M={m}" for name, m in found.items())
     return next(iter(found)), ""
+
+
+def require_class(name: str, shape: Shape, device: Device, sizes: Iterable[int]) -> None:
+    """Check that the kernels of a weight are of a class at some M, after binding them.
+
+    Raises:
+        ClassMissing: a kernel is of another class, or of none.
+    """
+    for m in sizes:
+        found, reason = class_at(shape, device, m)
+        if found != name:
+            raise ClassMissing(f"M={m}: {reason or f'its kernel is of class {found}'}")
 
 
 def unbound(device: Device) -> Device:

@@ -12,7 +12,7 @@ from tunedgemm.integrations import current_device
 from tunedgemm.plugin import Device, device_of
 
 from tunedgemm_engines import ahead
-from tunedgemm_engines.bit_classes import PROBES, class_at
+from tunedgemm_engines.bit_classes import PROBES, require_class
 from tunedgemm_engines.phases import phase
 from tunedgemm_engines.ranks import disagreement
 from tunedgemm_engines.routes import EVERY_M, STALE, Route, routes
@@ -80,13 +80,14 @@ def _switch_off(route: Route, reason: str) -> None:
 
 
 def _fault(route: Route) -> str:
-    """Return why a class does not hold on a loaded layer: its kernels, their bits, or their results."""
+    """Return why a class does not hold on a loaded layer: its kernels' bits, or their results.
+
+    Raises:
+        ClassMissing: a kernel is of another class, or cannot run.
+    """
     layer = next((layer for layer in (ref() for ref in route.layers.values()) if layer is not None), None)
     device = _device(route)
-    for m in PROBES:  # binds kernels, some of which may be refused only then
-        name, reason = class_at(route.shape, device, m)
-        if name != route.bit_class:
-            return f"M={m}: {reason or f'its kernel is of class {name}'}"
+    require_class(route.bit_class, route.shape, device, PROBES)
     if layer is None or route.theirs is None:
         return ""
     with torch.inference_mode():
@@ -97,6 +98,7 @@ def _fault(route: Route) -> str:
             if not torch.equal(_bits(route.ours(*part)), whole[:m]):
                 return f"rows of M={m} and M={_WHOLE} have different bits on this model's weights"
         difference = difference_of(route.ours, route.reference or route.theirs, part, "checks")
+    require_class(route.bit_class, route.shape, device, (*_PARTS, _WHOLE))  # torch would serve after an error
     if not difference <= route.tolerance:
         return f"its outputs are not those of {route.engine}'s kernel (relative difference {difference:.2g})"
     return ""
@@ -139,8 +141,9 @@ def summary(sizes: Sequence[int], engine: str, own_mode: str, stale: str = STALE
         elif route.theirs is None:
             lines.append(f"{what} have no class, and {engine} has no kernel for them: their bits may depend on M")
         else:
-            lines.append(f"{what} keep {engine}'s invariant kernels: {_reasons.get(route.name, 'no class')}")
-        if route.bit_class and route.failures:
+            reason = _reasons.get(route.name) or next(iter(route.failures.values()), "no class")
+            lines.append(f"{what} keep {engine}'s invariant kernels: {reason}")
+        if route.failures:
             failed = ", ".join(map(str, sorted(route.failures)))
             lines.append(f"{what}: a kernel failed at M={failed}; bits of these layers may depend on M")
     if own_mode:

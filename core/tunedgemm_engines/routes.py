@@ -22,7 +22,7 @@ from tunedgemm.plugin import Backend, Device, Shape, device_of
 from tunedgemm.tools.files import artifact
 
 from tunedgemm_engines import ahead
-from tunedgemm_engines.bit_classes import PROBES, ClassMissing, class_at, class_of, is_on, unbound
+from tunedgemm_engines.bit_classes import PROBES, ClassMissing, class_of, is_on, require_class, unbound
 from tunedgemm_engines.phases import phase
 from tunedgemm_engines.rows import UNTUNED_M, untuned_sizes
 from tunedgemm_engines.scales import TELLING_ROWS, at_m, explain_row, is_served
@@ -116,23 +116,38 @@ class Route:
         """Choose the function for M in batch-invariant mode: ours for every M of a class, or else the engine's."""
         theirs, shape = self.theirs, at_m(self.shape, m)
         if theirs is not None and self.bit_class:
-            if not (reason := self._outside(m, device_of(operands[0].get_device()))):
-                return self._first(m, theirs)
-            self.fail(m, ClassMissing(reason))
+            if not self._is_unbound_in_capture(m, device_of(operands[0].get_device())):
+                return self._first_in_class(m, theirs)
+            self.fail(m, ClassMissing("its first call was captured in a graph"))
         call = self.ours if theirs is None else dispatcher(shape.op).with_capture(theirs, shape, operands)
         self.calls[m] = call
         return call
 
-    def _outside(self, m: int, device: Device) -> str:
-        """Return why the kernel that would serve M is not of the route's class, "" if it is.
+    def _is_unbound_in_capture(self, m: int, device: Device) -> bool:
+        """Check whether a graph is captured in which M cannot be bound: a dispatcher would run torch."""
+        if device.index < 0 or not torch.cuda.is_current_stream_capturing():
+            return False
+        return not any(dispatcher(self.shape.op).is_bound(shape, device) for shape in (at_m(self.shape, m), self.shape.with_m(m)))
 
-        During the capture of a graph nothing can be bound, and a dispatcher would run torch.
+    def _first_in_class(self, m: int, theirs: Product) -> Product:
+        """Return the function of the first call at M, after which the engine serves all M if ours fails.
+
+        A dispatcher serves the call by torch after an error, so the class is looked up afterwards.
         """
-        if device.index >= 0 and torch.cuda.is_current_stream_capturing():
-            bound = any(dispatcher(self.shape.op).is_bound(shape, device) for shape in (at_m(self.shape, m), self.shape.with_m(m)))
-            return "" if bound else "its first call was captured in a graph"
-        name, reason = class_at(self.shape, device, m)
-        return "" if name == self.bit_class else reason or f"its kernel is of class {name}"
+
+        def first(*operands: Any) -> torch.Tensor:
+            try:
+                out = self.ours(*operands)
+                require_class(self.bit_class, self.shape, device_of(operands[0].get_device()), (m,))
+            except Exception as error:  # a kernel may raise anything
+                self.fail(m, error)
+                self.bit_class, self.trusted_to = "", 0
+                self.calls.clear()
+                return theirs(*operands)
+            self.calls.setdefault(m, self.ours)
+            return out
+
+        return first
 
     def _first(self, m: int, theirs: Product) -> Product:
         """Return the function of the first call at M, after which the engine serves if ours raises."""
@@ -157,7 +172,7 @@ class Route:
             log = logger(f"{self.engine.lower()}.tunedgemm")
             log.warning("tunedgemm: %s: %s's kernel serves M=%d, because a kernel failed there: %s", self.shape, self.engine, m, text)
             if self.bit_class:
-                log.error("tunedgemm: batch-invariant: bits of the %d layers with %s may now depend on M", len(self.layers), self.shape)
+                log.error("tunedgemm: batch-invariant: %d layers with %s: bits may now depend on M", len(self.layers), self.shape)
         self.failures[m] = text
 
     def _is_rare(self, m: int) -> bool:
