@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -20,7 +22,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, write_rows
 from tunedgemm.testing.fakes import FakeHooks, exact, fake_backend, fake_registry
-from tunedgemm_engines import bit_classes, invariant, ranks
+from tunedgemm_engines import bit_classes, invariant, ranks, vllm_warmup
 from tunedgemm_engines import routes as engine_routes
 from tunedgemm_engines import rows as engine_rows
 from tunedgemm_engines import vllm as plugin
@@ -340,3 +342,48 @@ def test_stores_of_ranks(monkeypatch) -> None:
     monkeypatch.setattr(ranks, "_WAIT", 0.1)
     monkeypatch.setattr(ranks, "ranks", lambda: (torch.distributed.HashStore(), 0, 2))
     assert "some ranks did not publish" in ranks.disagreement({}, "same")
+
+
+@pytest.mark.parametrize("vllm_form", ["0.25.1", "0.33.0"], indirect=True)
+def test_vllms_side_is_its_invariant_kernel(in_mode) -> None:
+    """The engine's side of a route is vLLM's method, which has the mode, not the function within."""
+    in_mode((0, "any", "c1"))
+    _serve, one = layer()
+    linear = importlib.import_module(plugin.PLAIN[0][0])
+    linear.invariant_calls.clear()
+    route_of().theirs(torch.randn(7, K).bfloat16(), one.weight, None, None, None)
+    assert linear.invariant_calls == [7]
+
+
+def test_experts_keep_vllms_kernels(in_mode) -> None:
+    """Experts have no bit classes, so nothing of them is replaced, and the log says so."""
+    in_mode((0, "any", "c1"))
+    oracle = importlib.import_module("vllm.model_executor.layers.fused_moe.oracle.unquantized")
+    experts = importlib.import_module("tunedgemm_engines.vllm_experts")
+    kernel = type("TritonExperts", (), {"moe_config": None})()
+    assert not hasattr(oracle.select_unquantized_moe_backend, "__wrapped__")
+    assert experts._route(None, SimpleNamespace(fused_experts=kernel), "experts") == "tables have no bit classes of experts"
+
+
+def test_kernels_of_the_class_compile_ahead(in_mode, monkeypatch, tmp_path) -> None:
+    """While weights load, the class's kernels begin to compile for the sizes of graphs and larger M."""
+    in_mode((0, "any", "c1"), (64, "small", "c1"))
+    gpu = attrs.evolve(current_device(), index=0)
+    monkeypatch.setattr(engine_routes, "unbound", lambda _device: current_device())
+    tasks = {(shape.m, solution.kernel_name) for _, shape, solution in engine_routes._tasks(PLAIN, gpu)}
+    assert {m for m, _ in tasks} >= {1, 8, 64, 128, 512, 4096} and {name for _, name in tasks} <= {"any", "small"}
+
+
+def test_deepgemm_is_not_warmed_up_for_a_class(monkeypatch) -> None:
+    """A class serves every M, so the whole warm-up of its weight is left out, and the log says so."""
+    layer_of = torch.nn.Module()
+    route = engine_routes.Route(
+        "route", Shape("a8w8_blockscale", 1, N, K, "fp8", outdtype="bf16", scale="block"), torch.device("cuda", 0),
+        by_row, by_row, lambda _m: (), lambda inputs, _module: inputs, trusted_to=engine_routes.EVERY_M, bit_class="c1",
+    )  # fmt: skip
+    route.layers["layer"] = weakref.ref(layer_of)
+    monkeypatch.setattr(vllm_warmup, "routes", {"route": route})
+    monkeypatch.setattr(vllm_warmup, "skips", lambda: True)
+    monkeypatch.setattr(vllm_warmup, "_needed", set())
+    assert vllm_warmup.served_to((N, K)) > 1 << 20
+    assert vllm_warmup.left_out()[0].startswith("tunedgemm: DeepGEMM is not warmed up for 1 layers, which our kernels serve;")
