@@ -19,7 +19,7 @@ from tunedgemm.plugin import Device, Shape, UserError
 from tunedgemm_engines.scales import at_m, explain_row
 from tunedgemm_engines.start import INVARIANT
 
-#: M at which the class of a weight is looked up, besides those that run.
+#: M at which the class of every weight is looked up.
 PROBES = (1, 8, 32, 256, 512, 4096)
 #: Why a weight has no class.
 _TORCH = "its class row names torch, whose products an engine's mode replaces or runs without a workspace"

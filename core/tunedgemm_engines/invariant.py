@@ -30,10 +30,9 @@ _agreed: list[str] = []
 
 
 def check_classes(log: logging.Logger) -> None:
-    """Check the classes of new routes on the model's weights; a route that fails leaves all M to the engine.
+    """Check the classes of new routes on the model's weights; one that fails leaves all M to the engine.
 
-    A route that was checked stays as it is when an engine loads weights again, since its graphs
-    may exist by then.
+    A route is checked once: when an engine loads weights again, graphs may hold its kernels.
     """
     with phase("waiting for compilers"):
         ahead.finish()

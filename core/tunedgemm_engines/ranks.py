@@ -12,7 +12,7 @@ from torch import distributed
 #: Longest wait for the classes of all ranks, in seconds, since ranks load weights at different
 #: speeds. The others wait for rank 0 as long again.
 _WAIT = 300
-_DECISION = "tunedgemm/classes"
+_DECISION, _DECIDED = "tunedgemm/classes", "decided "
 
 
 def ranks() -> tuple[Any, int, int]:
@@ -47,7 +47,7 @@ def disagreement(classes: Mapping[str, str], digest: str) -> str:
     """Return why ranks must not use their bit classes, equal on all ranks; "" if they agree.
 
     Rank 0 waits for all ranks and decides, so that no rank uses its classes alone. A weight that
-    only some ranks have, as in stages of a pipeline, is no difference.
+    only some ranks have, as in stages of a pipeline, may have any class.
 
     Args:
         classes: weight -> its class on this rank, "" for none.
@@ -64,13 +64,13 @@ def disagreement(classes: Mapping[str, str], digest: str) -> str:
             store.wait([_DECISION], 2 * wait)
         except RuntimeError:
             return "rank 0 did not compare the classes of all ranks"
-        return str(store.get(_DECISION).decode())
+        return str(store.get(_DECISION).decode().removeprefix(_DECIDED))
     try:
         store.wait(keys, wait)
         reason = _difference([json.loads(store.get(key)) for key in keys])
     except RuntimeError:
         reason = f"some ranks did not publish their classes within {_WAIT} s; is the plugin off there?"
-    store.set(_DECISION, reason)
+    store.set(_DECISION, _DECIDED + reason)
     return reason
 
 

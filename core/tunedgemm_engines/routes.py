@@ -113,7 +113,7 @@ class Route:
         return call
 
     def _in_class(self, operands: tuple[Any, ...], m: int) -> Product:
-        """Choose the function for M in batch-invariant mode: ours for every M of a class, or else the engine's."""
+        """Choose the function for M in batch-invariant mode: ours if the weight has a class, or the engine's."""
         theirs, shape = self.theirs, at_m(self.shape, m)
         if theirs is not None and self.bit_class:
             if not self._is_unbound_in_capture(m, device_of(operands[0].get_device())):

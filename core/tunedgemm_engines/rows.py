@@ -102,7 +102,7 @@ def unrouted(engine: str = "vLLM", kernels: str = "kernels") -> list[str]:
 
 @functools.lru_cache(maxsize=16)
 def _weights(table: Table, index: int, invariant: bool = False) -> dict[tuple[int, int], set[tuple[str, str]]]:
-    """Map (N, K) of a table's rows, or class rows, to their (dtype, scale granularity), cached for all layers."""
+    """Map (N, K) of a table's rows, or class rows, to their (dtype, scale granularity); cached."""
     weights: dict[tuple[int, int], set[tuple[str, str]]] = {}
     for row in table.rows_for(device_of(index)):
         if row.bit_class or not invariant:

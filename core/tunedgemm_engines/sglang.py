@@ -35,7 +35,8 @@ KNOWN = ((0, 5, 14), (0, 5, 23))
 SECONDS = "TUNEDGEMM_SGLANG_SECONDS"
 _RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 #: SGLang's options of deterministic inference, which is batch-invariant.
-MODES = ("enable_deterministic_inference", "rl_on_policy_target")
+MODES = ("rl_on_policy_target", "enable_deterministic_inference")
+ON_POLICY = "--rl-on-policy-target"
 _registered = False
 
 
@@ -87,7 +88,7 @@ def _load_model(theirs: Callable[..., Any], runner: Any, *arguments: Any, **name
         enter()
 
     with phase("routing"), spared(_log, "routing layers"):
-        route_layers(runner.model, runner.dtype)
+        route_layers(runner.model, runner.dtype, heads=own_mode != ON_POLICY)
     if is_on():
         check_classes(_log)
     else:

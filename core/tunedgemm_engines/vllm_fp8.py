@@ -39,7 +39,7 @@ _AS_LOADED = (
     "CutlassFp8BlockScaledMMKernel", "B12xFp8BlockScaledMMKernel", "TritonFp8BlockScaledMMKernel",
     "BlockWiseTorchFP8ScaledMMLinearKernel", "AiterFp8BlockScaledMMKernel",
 )  # fmt: skip
-#: Of those, the ones whose products vLLM's batch-invariant mode calls; other weights it dequantises.
+#: Those whose products vLLM's batch-invariant mode calls. For others it dequantises the weights.
 _INVARIANT = ("CutlassFP8ScaledMMLinearKernel", "TritonFP8ScaledMMLinearKernel")
 #: vLLM's kernel that compiles for each class of M at its first call.
 _COMPILING = "DeepGemmFp8BlockScaledMMKernel"

@@ -21,6 +21,8 @@ from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, write_rows
+from tunedgemm.table.folders import untuned_path
+from tunedgemm.table.untuned import read_untuned
 from tunedgemm.testing.fakes import FakeHooks, exact, fake_backend, fake_registry
 from tunedgemm_engines import bit_classes, invariant, ranks, vllm_warmup
 from tunedgemm_engines import routes as engine_routes
@@ -28,6 +30,8 @@ from tunedgemm_engines import rows as engine_rows
 from tunedgemm_engines import vllm as plugin
 
 N, K = 256, 384
+#: Names of bit classes.
+C1, C2 = "c1" * 8, "c2" * 8
 PLAIN = Shape("a16w16", 1, N, K, "bf16")
 
 in_every_form = pytest.mark.parametrize("vllm_form", ["0.20.2", "0.25.1", "0.33.0"], indirect=True)
@@ -104,11 +108,11 @@ def asked(serve: Any, one: torch.nn.Module, *sizes: int) -> int:
 @in_every_form
 def test_a_class_serves_every_m(in_mode) -> None:
     """In vLLM's mode a weight with class rows runs ours at each M, with a row or without, untimed."""
-    in_mode((0, "any", "c1"), (8, "small", "c1"))
+    in_mode((0, "any", C1), (8, "small", C1))
     serve, one = layer()
     [route] = engine_routes.routes.values()
 
-    assert dispatcher("a16w16").settings.batch_invariant and route.bit_class == "c1"
+    assert dispatcher("a16w16").settings.batch_invariant and route.bit_class == C1
     engine_routes.end_warm_up(current_device())
     assert asked(serve, one, 1, 8, 13, 700, 13) == 0
     assert set(route.calls.values()) == {route.ours} and not route.failures
@@ -117,7 +121,7 @@ def test_a_class_serves_every_m(in_mode) -> None:
 @in_every_form
 def test_one_graph_runs_several_m(in_mode) -> None:
     """A compiled layer reads M when it runs, so that one graph serves all of them by the class."""
-    in_mode((0, "any", "c1"))
+    in_mode((0, "any", C1))
     serve, one = layer()
     [route] = engine_routes.routes.values()
     call = torch.compile(lambda x: serve.apply(one, x), fullgraph=True, dynamic=True, backend="aot_eager")
@@ -132,8 +136,8 @@ def test_one_graph_runs_several_m(in_mode) -> None:
     ("listed", "reason"),
     [
         ([(8, "small", "")], "no class row of a16w16 with N=256, K=384"),
-        ([(8, "small", "c1")], "no class ("),
-        ([(0, "gone", "c1")], "a kernel of the class cannot be used: turbo"),
+        ([(8, "small", C1)], "no class ("),
+        ([(0, "gone", C1)], "a kernel of the class cannot be used: turbo"),
     ],
     ids=["rows without a class", "no row of any M", "kernel vanished"],
 )
@@ -152,17 +156,17 @@ def test_a_weight_without_a_class_keeps_vllms_kernel(in_mode, listed, reason) ->
 
 def test_torchs_kernels_are_no_class(in_mode) -> None:
     """A class row that names torch is not used, as vLLM's mode replaces torch's products."""
-    in_mode((0, "native", "c1"), libtype="torch")
+    in_mode((0, "native", C1), libtype="torch")
     _serve, one = layer()
     assert not one.tunedgemm_route and "its class row names torch" in engine_rows.unrouted()[0]
 
 
 def test_a_bias_belongs_to_the_class(in_mode) -> None:
     """A weight with a bias is served by the rows of its unbiased shape, at every M in one way."""
-    in_mode((0, "any", "c1"))
+    in_mode((0, "any", C1))
     serve, one = layer(bias=True)
     [route] = engine_routes.routes.values()
-    assert route.bit_class == "c1+add"
+    assert route.bit_class == f"{C1}+add"
     x = torch.randn(9, K).bfloat16()
     torch.testing.assert_close(serve.apply(one, x, one.bias), torch.nn.functional.linear(x, one.weight, one.bias), rtol=0.02, atol=0.2)
     assert route.calls == {9: route.ours}
@@ -170,7 +174,7 @@ def test_a_bias_belongs_to_the_class(in_mode) -> None:
 
 def test_classes_are_checked_on_the_models_weights(in_mode, caplog) -> None:
     """Kernels whose rows have other bits at another M leave all M to vLLM, whatever the table says."""
-    in_mode((0, "any", "c1"), call=by_m)
+    in_mode((0, "any", C1), call=by_m)
     serve, one = layer()
     [route] = engine_routes.routes.values()
     importlib.import_module(plugin.LOADED[0]).process_weights_after_loading(torch.nn.Module(), None, None)
@@ -181,15 +185,15 @@ def test_classes_are_checked_on_the_models_weights(in_mode, caplog) -> None:
 
 def test_checked_classes_are_kept(in_mode) -> None:
     """Kernels that pass stay, and are not checked again when vLLM loads weights again."""
-    in_mode((0, "any", "c1"))
+    in_mode((0, "any", C1))
     layer_kept = layer()
     [route] = engine_routes.routes.values()
     loaded = importlib.import_module(plugin.LOADED[0]).process_weights_after_loading
     loaded(torch.nn.Module(), None, None)
-    assert route.bit_class == "c1" and route.trusted_to == engine_routes.EVERY_M
+    assert route.bit_class == C1 and route.trusted_to == engine_routes.EVERY_M
     route.inputs = lambda m: pytest.fail(f"checked again at M={m}")
     loaded(torch.nn.Module(), None, None)
-    assert route.bit_class == "c1" and layer_kept
+    assert route.bit_class == C1 and layer_kept
 
 
 def test_a_failure_is_an_error_in_the_log(in_mode, caplog) -> None:
@@ -200,7 +204,7 @@ def test_a_failure_is_an_error_in_the_log(in_mode, caplog) -> None:
             raise RuntimeError("no resources")
         return by_row(solution, shape, *operands)
 
-    in_mode((0, "any", "c1"), call=failing)
+    in_mode((0, "any", C1), call=failing)
     serve, one = layer()
     [route] = engine_routes.routes.values()
     assert asked(serve, one, 8, 9, 9, 8) == 3
@@ -212,16 +216,16 @@ def test_a_failure_is_an_error_in_the_log(in_mode, caplog) -> None:
 
 def test_a_kernel_of_another_class_does_not_serve(in_mode, monkeypatch, caplog) -> None:
     """At each new M the kernel that would run must be of the route's class; else vLLM's runs."""
-    in_mode((0, "any", "c1"))
+    in_mode((0, "any", C1))
     serve, one = layer()
-    monkeypatch.setattr(bit_classes, "class_at", lambda _shape, _device, m: ("c1" if m != 9 else "c2", ""))
+    monkeypatch.setattr(bit_classes, "class_at", lambda _shape, _device, m: (C1 if m != 9 else C2, ""))
     assert asked(serve, one, 8, 9) == 1 and not route_of().bit_class
-    assert "its kernel is of class c2" in caplog.text
+    assert f"its kernel is of class {C2}" in caplog.text
 
 
 def test_nothing_is_bound_in_a_capture(in_mode, monkeypatch) -> None:
     """An M whose first call a graph captures runs vLLM's kernel, since a dispatcher would run torch."""
-    in_mode((0, "any", "c1"))
+    in_mode((0, "any", C1))
     layer()
     [route] = engine_routes.routes.values()
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
@@ -261,7 +265,7 @@ class Declaring(FakeHooks):
 )
 def test_an_untuned_weight_has_the_order_of_its_sums(in_mode, monkeypatch, orders, found) -> None:
     """Without class rows a backend's declared order is the class, if all M have it."""
-    in_mode((8, "small", "c1"), shape=attrs.evolve(PLAIN, n=2 * N))
+    in_mode((8, "small", C1), shape=attrs.evolve(PLAIN, n=2 * N))
     op_dispatcher = dispatcher("a16w16")
     backend = fake_backend("turbo", solutions=("guess",))
     monkeypatch.setattr(op_dispatcher, "registry", fake_registry(attrs.evolve(backend, hooks=Declaring(orders))))
@@ -273,7 +277,7 @@ def test_an_untuned_weight_has_the_order_of_its_sums(in_mode, monkeypatch, order
 
 def test_the_log_says_which_layers_have_which_class(in_mode, caplog) -> None:
     """The first line counts weights, classes and layers; experts and other layers are named."""
-    in_mode((0, "any", "c1"))
+    in_mode((0, "any", C1))
     kept = [layer(), layer(name="model.layers.1.qkv_proj"), layer(N + 64, "model.layers.0.o_proj")]
     caplog.set_level("INFO", "vllm.tunedgemm")
     importlib.import_module(plugin.LOADED[0]).process_weights_after_loading(torch.nn.Module(), None, None)
@@ -286,21 +290,21 @@ def test_the_log_says_which_layers_have_which_class(in_mode, caplog) -> None:
     ).compile_or_warm_up_model()
 
     assert "tunedgemm: batch-invariant: 1 weights in 1 bit classes, 2 layers" in caplog.text
-    assert f"2 layers with {PLAIN}: class c1 (turbo)" in caplog.text
+    assert f"2 layers with {PLAIN}: class {C1} (turbo)" in caplog.text
     assert "1 layers keep vLLM's invariant kernels (as model.layers.0.o_proj): no class row" in caplog.text
     assert "may depend" not in caplog.text
 
 
 def test_our_mode_without_vllms_is_named(in_mode, monkeypatch) -> None:
     """With our variable alone, the log says that all else may depend on the batch."""
-    in_mode((0, "any", "c1"))
+    in_mode((0, "any", C1))
     monkeypatch.delenv("VLLM_BATCH_INVARIANT")
     assert plugin._summary([1])[-1].endswith("VLLM_BATCH_INVARIANT is off: attention, norms and all other layers may depend on the batch")
 
 
 def test_ranks_with_other_classes_switch_all_off(in_mode, monkeypatch, caplog) -> None:
     """If ranks differ in a weight's class, all of them leave all layers to vLLM before graphs exist."""
-    in_mode((0, "any", "c1"))
+    in_mode((0, "any", C1))
     serve, one = layer()
     monkeypatch.setattr(invariant, "disagreement", lambda classes, _digest: f"ranks differ in {next(iter(classes))}")
     config = importlib.import_module("vllm.config").VllmConfig()
@@ -315,7 +319,7 @@ def test_ranks_with_other_classes_switch_all_off(in_mode, monkeypatch, caplog) -
 @in_every_form
 def test_the_mode_changes_the_compile_caches_key(in_mode, monkeypatch) -> None:
     """Graphs of the mode are not used outside of it."""
-    in_mode((0, "any", "c1"))
+    in_mode((0, "any", C1))
     within = plugin.cache_factor()
     monkeypatch.setenv("TUNEDGEMM_BATCH_INVARIANT", "0")
     tunedgemm.reload()
@@ -324,7 +328,7 @@ def test_the_mode_changes_the_compile_caches_key(in_mode, monkeypatch) -> None:
 
 
 def test_stores_of_ranks(monkeypatch) -> None:
-    """Rank 0 decides for all; a weight of some ranks alone is no difference."""
+    """Rank 0 decides for all; a weight that only some ranks have may have any class."""
     store = torch.distributed.HashStore()
 
     def decided(*published: dict[str, str]) -> list[str]:
@@ -347,7 +351,7 @@ def test_stores_of_ranks(monkeypatch) -> None:
 @pytest.mark.parametrize("vllm_form", ["0.25.1", "0.33.0"], indirect=True)
 def test_vllms_side_is_its_invariant_kernel(in_mode) -> None:
     """The engine's side of a route is vLLM's method, which has the mode, not the function within."""
-    in_mode((0, "any", "c1"))
+    in_mode((0, "any", C1))
     _serve, one = layer()
     linear = importlib.import_module(plugin.PLAIN[0][0])
     linear.invariant_calls.clear()
@@ -357,7 +361,7 @@ def test_vllms_side_is_its_invariant_kernel(in_mode) -> None:
 
 def test_experts_keep_vllms_kernels(in_mode) -> None:
     """Experts have no bit classes, so nothing of them is replaced, and the log says so."""
-    in_mode((0, "any", "c1"))
+    in_mode((0, "any", C1))
     oracle = importlib.import_module("vllm.model_executor.layers.fused_moe.oracle.unquantized")
     experts = importlib.import_module("tunedgemm_engines.vllm_experts")
     kernel = type("TritonExperts", (), {"moe_config": None})()
@@ -367,7 +371,7 @@ def test_experts_keep_vllms_kernels(in_mode) -> None:
 
 def test_kernels_of_the_class_compile_ahead(in_mode, monkeypatch, tmp_path) -> None:
     """While weights load, the class's kernels begin to compile for the sizes of graphs and larger M."""
-    in_mode((0, "any", "c1"), (64, "small", "c1"))
+    in_mode((0, "any", C1), (64, "small", C1))
     gpu = attrs.evolve(current_device(), index=0)
     monkeypatch.setattr(engine_routes, "unbound", lambda _device: current_device())
     tasks = {(shape.m, solution.kernel_name) for _, shape, solution in engine_routes._tasks(PLAIN, gpu)}
@@ -379,7 +383,7 @@ def test_deepgemm_is_not_warmed_up_for_a_class(monkeypatch) -> None:
     layer_of = torch.nn.Module()
     route = engine_routes.Route(
         "route", Shape("a8w8_blockscale", 1, N, K, "fp8", outdtype="bf16", scale="block"), torch.device("cuda", 0),
-        by_row, by_row, lambda _m: (), lambda inputs, _module: inputs, trusted_to=engine_routes.EVERY_M, bit_class="c1",
+        by_row, by_row, lambda _m: (), lambda inputs, _module: inputs, trusted_to=engine_routes.EVERY_M, bit_class=C1,
     )  # fmt: skip
     route.layers["layer"] = weakref.ref(layer_of)
     monkeypatch.setattr(vllm_warmup, "routes", {"route": route})
@@ -387,3 +391,17 @@ def test_deepgemm_is_not_warmed_up_for_a_class(monkeypatch) -> None:
     monkeypatch.setattr(vllm_warmup, "_needed", set())
     assert vllm_warmup.served_to((N, K)) > 1 << 20
     assert vllm_warmup.left_out()[0].startswith("tunedgemm: DeepGEMM is not warmed up for 1 layers, which our kernels serve;")
+
+
+def test_shapes_without_a_class_are_captured(in_mode, monkeypatch) -> None:
+    """While shapes are captured, layers without a class are routed, and vLLM's kernel computes them."""
+    monkeypatch.setenv("AITER_TUNE_GEMM", "1")
+    in_mode((8, "small", ""))
+    serve, one = layer()
+    assert one.tunedgemm_route and not route_of().bit_class
+    assert asked(serve, one, 5) == 1
+    recorder = dispatcher("a16w16")._capture
+    assert recorder is not None
+    recorder.flush()
+    assert {row.shape.m for row in read_untuned(untuned_path(op_named("a16w16")), op_named("a16w16"))} == {5}
+    monkeypatch.delenv("AITER_TUNE_GEMM")

@@ -24,6 +24,7 @@ from tunedgemm_engines import sglang as sglang_plugin
 from tunedgemm_engines import vllm as plugin
 
 N, K = 256, 384
+C1 = "c1" * 8
 FP8 = torch.float8_e4m3fn
 PLAIN = Shape("a16w16", 1, N, K, "bf16")
 ROWS = Shape("a8w8", 1, N, K, "fp8_e4m3fn", outdtype="bf16", scale="row")
@@ -36,7 +37,7 @@ def with_class(monkeypatch: Any, tmp_path: Any, shape: Shape) -> Registry:
     """Serve a shape at every M by a class of a backend; return the backend's registry."""
     path, here = tmp_path / "tuned.csv", current_device()
     device = {"gfx": here.gfx, "cu_num": here.cu_num, "device": here.name, "us": 1.0}
-    write_rows(path, op_named(shape.op), [Row(shape=shape.with_m(0), solution=Solution("turbo", "any"), bit_class="c1", **device)])
+    write_rows(path, op_named(shape.op), [Row(shape=shape.with_m(0), solution=Solution("turbo", "any"), bit_class=C1, **device)])
     monkeypatch.setenv(VARIABLES[shape.op], str(path))
     tunedgemm.reload()
 
@@ -82,7 +83,7 @@ def test_fp8_by_row_has_a_class_at_every_m(vllm, monkeypatch, tmp_path) -> None:
     [route] = engine_routes.routes.values()
     importlib.import_module(plugin.LOADED[0]).process_weights_after_loading(torch.nn.Module(), None, None)
 
-    assert type(own).__name__ == "CutlassFP8ScaledMMLinearKernel" and route.bit_class == "c1"
+    assert type(own).__name__ == "CutlassFP8ScaledMMLinearKernel" and route.bit_class == C1
     for m in (1, 9, 600):
         own.apply_weights(one, torch.randn(m, K).bfloat16())
     assert set(route.calls.values()) == {route.ours}

@@ -72,7 +72,7 @@ def test_a_vllm_of_another_form_is_named(vllm, monkeypatch, caplog) -> None:
     ids=["batch-invariant", "cpu"],
 )
 def test_vllms_guarantees_are_kept(vllm, monkeypatch, caplog, variables, warning) -> None:
-    """A batch-invariant mode without ours and CPU kernels with packed weights are left unreplaced and logged."""
+    """vLLM's mode without ours and CPU kernels with packed weights are left unreplaced and logged."""
     platform = importlib.import_module("vllm.platforms").current_platform
     monkeypatch.setattr(type(platform), "is_cpu", lambda self: True)
     for name, value in variables.items():
