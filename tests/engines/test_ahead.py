@@ -133,7 +133,7 @@ def begun(monkeypatch) -> list[ahead.Task]:
     monkeypatch.setattr(ahead, "begin", lambda found, _ranks: tasks.extend(found))
     monkeypatch.setattr(routes, "rows_of", lambda _shape, _device: [1, 2])
     monkeypatch.setattr(routes, "untuned_sizes", lambda _shape, _device: [])
-    table, settings = SimpleNamespace(fingerprint=lambda: ""), SimpleNamespace(untuned=())
+    table, settings = SimpleNamespace(fingerprint=lambda: ""), SimpleNamespace(untuned=(), batch_invariant=False)
     monkeypatch.setattr(routes, "dispatcher", lambda _: SimpleNamespace(registry=backends, table=table, settings=settings))
 
     def explained(_: Any, shape: Shape, device: Device) -> Any:
