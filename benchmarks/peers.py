@@ -183,7 +183,7 @@ def _persistent(shape: Shape) -> Callable[..., torch.Tensor]:
     if shape.op != "a16w16":
         raise KeyError(shape.op)
     library = batch_invariant_mode()
-    return library.linear_batch_invariant  # type: ignore[no-any-return]
+    return library.linear_batch_invariant
 
 
 PEERS = {"deepgemm": _deepgemm, "persistent": _persistent, "vllm": _vllm}
