@@ -305,7 +305,7 @@ class TestMode:
     def test_in_this_process(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A function and a block of routed calls turn it on for tgemm; launchers are dropped."""
         monkeypatch.setenv("TUNEDGEMM_HOME", str(tmp_path))
-        monkeypatch.delenv("TUNEDGEMM_BATCH_INVARIANT", raising=False)
+        monkeypatch.setenv("TUNEDGEMM_BATCH_INVARIANT", "0")
         (tmp_path / "batch_invariant").mkdir()
         write_rows(tmp_path / "batch_invariant" / "bf16_tuned_gemm.csv", OP, [row("linear", 0, libtype="torch")])
         tunedgemm.reload()
