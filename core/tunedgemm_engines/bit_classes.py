@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable
 
 import attrs
+import torch
 from tunedgemm import dispatcher
 from tunedgemm import reload as reread
 from tunedgemm.integrations import read
@@ -95,6 +96,13 @@ def require_class(name: str, shape: Shape, device: Device, sizes: Iterable[int])
         found, reason = class_at(shape, device, m)
         if found != name:
             raise ClassMissing(f"M={m}: {reason or f'its kernel is of class {found}'}")
+
+
+def is_unbound_in_capture(shape: Shape, device: Device, m: int) -> bool:
+    """Check whether a graph is captured in which M cannot be bound: a dispatcher would run torch."""
+    if device.index < 0 or not torch.cuda.is_current_stream_capturing():
+        return False
+    return not any(dispatcher(shape.op).is_bound(ordered, device) for ordered in (at_m(shape, m), shape.with_m(m)))
 
 
 def unbound(device: Device) -> Device:
