@@ -89,10 +89,12 @@ def class_of(shape: Shape, device: Device) -> tuple[str, str]:
 def require_class(name: str, shape: Shape, device: Device, sizes: Iterable[int]) -> None:
     """Check that the kernels of a weight are of a class at some M, after binding them.
 
+    Nothing is checked while a graph is captured, since binding could break the capture.
+
     Raises:
         ClassMissing: a kernel is of another class, or of none.
     """
-    for m in sizes:
+    for m in () if _is_capturing(device) else sizes:
         found, reason = class_at(shape, device, m)
         if found != name:
             raise ClassMissing(f"M={m}: {reason or f'its kernel is of class {found}'}")
@@ -100,9 +102,13 @@ def require_class(name: str, shape: Shape, device: Device, sizes: Iterable[int])
 
 def is_unbound_in_capture(shape: Shape, device: Device, m: int) -> bool:
     """Check whether a graph is captured in which M cannot be bound: a dispatcher would run torch."""
-    if device.index < 0 or not torch.cuda.is_current_stream_capturing():
-        return False
-    return not any(dispatcher(shape.op).is_bound(ordered, device) for ordered in (at_m(shape, m), shape.with_m(m)))
+    return _is_capturing(device) and not any(
+        dispatcher(shape.op).is_bound(ordered, device) for ordered in (at_m(shape, m), shape.with_m(m))
+    )
+
+
+def _is_capturing(device: Device) -> bool:
+    return device.index >= 0 and torch.cuda.is_current_stream_capturing()
 
 
 def unbound(device: Device) -> Device:

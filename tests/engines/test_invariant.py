@@ -231,6 +231,7 @@ def test_nothing_is_bound_in_a_capture(in_mode, monkeypatch) -> None:
     assert bit_classes.is_unbound_in_capture(PLAIN, gpu, 8)
     monkeypatch.setattr(type(dispatcher("a16w16")), "is_bound", lambda *_: True)
     assert not bit_classes.is_unbound_in_capture(PLAIN, gpu, 8)
+    bit_classes.require_class(C2, PLAIN, gpu, (8,))  # binds nothing
 
 
 class Declaring(FakeHooks):
