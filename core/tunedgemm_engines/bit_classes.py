@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable
 
 import attrs
+import torch
 from tunedgemm import dispatcher
 from tunedgemm import reload as reread
 from tunedgemm.integrations import read
@@ -88,13 +89,26 @@ def class_of(shape: Shape, device: Device) -> tuple[str, str]:
 def require_class(name: str, shape: Shape, device: Device, sizes: Iterable[int]) -> None:
     """Check that the kernels of a weight are of a class at some M, after binding them.
 
+    Nothing is checked while a graph is captured, since binding could break the capture.
+
     Raises:
         ClassMissing: a kernel is of another class, or of none.
     """
-    for m in sizes:
+    for m in () if _is_capturing(device) else sizes:
         found, reason = class_at(shape, device, m)
         if found != name:
             raise ClassMissing(f"M={m}: {reason or f'its kernel is of class {found}'}")
+
+
+def is_unbound_in_capture(shape: Shape, device: Device, m: int) -> bool:
+    """Check whether a graph is captured in which M cannot be bound: a dispatcher would run torch."""
+    return _is_capturing(device) and not any(
+        dispatcher(shape.op).is_bound(ordered, device) for ordered in (at_m(shape, m), shape.with_m(m))
+    )
+
+
+def _is_capturing(device: Device) -> bool:
+    return device.index >= 0 and torch.cuda.is_current_stream_capturing()
 
 
 def unbound(device: Device) -> Device:

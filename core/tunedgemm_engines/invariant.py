@@ -15,7 +15,7 @@ from tunedgemm_engines import ahead
 from tunedgemm_engines.bit_classes import PROBES, require_class
 from tunedgemm_engines.phases import phase
 from tunedgemm_engines.ranks import disagreement
-from tunedgemm_engines.routes import EVERY_M, STALE, Route, routes
+from tunedgemm_engines.routes import EVERY_M, STALE, Route, leave_class, routes
 from tunedgemm_engines.scales import at_m, explain_row
 from tunedgemm_engines.start import described, spared
 from tunedgemm_engines.timing import difference_of
@@ -70,12 +70,9 @@ def agree(log: logging.Logger, digest: str) -> None:
 
 
 def _switch_off(route: Route, reason: str) -> None:
-    """Leave all M of a route to the engine's kernel, if it has one."""
-    if route.theirs is None:
-        return
-    _reasons.setdefault(route.name, reason)
-    route.bit_class, route.trusted_to = "", 0
-    route.calls.clear()
+    """Leave all M of a route's shape to the engine's kernel, if it has one."""
+    _reasons.setdefault(f"{route.shape}", reason)
+    leave_class(route.shape)
 
 
 def _fault(route: Route) -> str:
@@ -140,7 +137,7 @@ def summary(sizes: Sequence[int], engine: str, own_mode: str, stale: str = STALE
         elif route.theirs is None:
             lines.append(f"{what} have no class, and {engine} has no kernel for them: their bits may depend on M")
         else:
-            reason = _reasons.get(route.name) or next(iter(route.failures.values()), "no class")
+            reason = _reasons.get(f"{route.shape}") or next(iter(route.failures.values()), "no class")
             lines.append(f"{what} keep {engine}'s invariant kernels: {reason}")
         if route.failures:
             failed = ", ".join(map(str, sorted(route.failures)))

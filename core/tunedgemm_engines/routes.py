@@ -22,7 +22,7 @@ from tunedgemm.plugin import Backend, Device, Shape, device_of
 from tunedgemm.tools.files import artifact
 
 from tunedgemm_engines import ahead
-from tunedgemm_engines.bit_classes import PROBES, ClassMissing, class_of, is_on, require_class, unbound
+from tunedgemm_engines.bit_classes import PROBES, ClassMissing, class_of, is_on, is_unbound_in_capture, require_class, unbound
 from tunedgemm_engines.phases import phase
 from tunedgemm_engines.rows import PREFILL_M, UNTUNED_M, untuned_sizes
 from tunedgemm_engines.scales import TELLING_ROWS, at_m, explain_row, is_served
@@ -116,18 +116,12 @@ class Route:
         """Choose the function for M in batch-invariant mode: ours if the weight has a class, or the engine's."""
         theirs, shape = self.theirs, at_m(self.shape, m)
         if theirs is not None and self.bit_class:
-            if not self._is_unbound_in_capture(m, device_of(operands[0].get_device())):
+            if not is_unbound_in_capture(self.shape, device_of(operands[0].get_device()), m):
                 return self._first_in_class(m, theirs)
             self.fail(m, ClassMissing("its first call was captured in a graph"))
         call = self.ours if theirs is None else dispatcher(shape.op).with_capture(theirs, shape, operands)
         self.calls[m] = call
         return call
-
-    def _is_unbound_in_capture(self, m: int, device: Device) -> bool:
-        """Check whether a graph is captured in which M cannot be bound: a dispatcher would run torch."""
-        if device.index < 0 or not torch.cuda.is_current_stream_capturing():
-            return False
-        return not any(dispatcher(self.shape.op).is_bound(shape, device) for shape in (at_m(self.shape, m), self.shape.with_m(m)))
 
     def _first_in_class(self, m: int, theirs: Product) -> Product:
         """Return the function of the first call at M, after which the engine serves all M if ours fails.
@@ -141,8 +135,7 @@ class Route:
                 require_class(self.bit_class, self.shape, device_of(operands[0].get_device()), (m,))
             except Exception as error:  # a kernel may raise anything
                 self.fail(m, error)
-                self.bit_class, self.trusted_to = "", 0
-                self.calls.clear()
+                leave_class(self.shape)
                 return theirs(*operands)
             self.calls.setdefault(m, self.ours)
             return out
@@ -230,6 +223,14 @@ class Route:
 routes: dict[str, Route] = {}
 #: Shapes whose kernels `compile_ahead` has begun, and whether for prefill, too.
 _begun: set[tuple[Shape, bool]] = set()
+
+
+def leave_class(shape: Shape) -> None:
+    """Leave all M of a shape to the engine's kernels: after an error a dispatcher runs torch for all."""
+    for route in routes.values():
+        if route.shape == shape and route.theirs is not None:
+            route.bit_class, route.trusted_to = "", 0
+            route.calls.clear()
 
 
 def _run(

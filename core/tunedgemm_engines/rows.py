@@ -52,7 +52,7 @@ def unserved_reason(op: str, n: int, k: int, *, scale: str = "none", dtype: str 
         if settings.capture if invariant else settings.needs_calls(op):
             return ""
         device, table = current_device(), op_dispatcher.table
-        weights = _weights(table, device.index, invariant)
+        weights = _weights(table, device.index)
         if any(kind == scale and of.startswith(dtype) for of, kind in weights.get((n, k), ())):
             return ""
         if device.index >= 0 and _has_untuned(op, n, k, scale, _DTYPES.get(dtype, dtype), device, settings):
@@ -104,12 +104,11 @@ def unrouted(engine: str = "vLLM", kernels: str = "kernels") -> list[str]:
 
 
 @functools.lru_cache(maxsize=16)
-def _weights(table: Table, index: int, invariant: bool = False) -> dict[tuple[int, int], set[tuple[str, str]]]:
-    """Map (N, K) of a table's rows, or class rows, to their (dtype, scale granularity); cached."""
+def _weights(table: Table, index: int) -> dict[tuple[int, int], set[tuple[str, str]]]:
+    """Map (N, K) of a table's rows to their (dtype, scale granularity), cached for all layers."""
     weights: dict[tuple[int, int], set[tuple[str, str]]] = {}
     for row in table.rows_for(device_of(index)):
-        if row.bit_class or not invariant:
-            weights.setdefault((row.shape.n, row.shape.k), set()).add((row.shape.dtype, row.shape.scale))
+        weights.setdefault((row.shape.n, row.shape.k), set()).add((row.shape.dtype, row.shape.scale))
     return weights
 
 

@@ -135,7 +135,7 @@ def test_one_graph_runs_several_m(in_mode) -> None:
 @pytest.mark.parametrize(
     ("listed", "reason"),
     [
-        ([(8, "small", "")], "no class row of a16w16 with N=256, K=384"),
+        ([(8, "small", "")], "no class"),
         ([(8, "small", C1)], "no class ("),
         ([(0, "gone", C1)], "a kernel of the class cannot be used: turbo"),
     ],
@@ -226,13 +226,12 @@ def test_a_kernel_of_another_class_does_not_serve(in_mode, monkeypatch, caplog) 
 def test_nothing_is_bound_in_a_capture(in_mode, monkeypatch) -> None:
     """An M whose first call a graph captures runs vLLM's kernel, since a dispatcher would run torch."""
     in_mode((0, "any", C1))
-    layer()
-    [route] = engine_routes.routes.values()
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     gpu = attrs.evolve(current_device(), index=0)
-    assert route._is_unbound_in_capture(8, gpu)
+    assert bit_classes.is_unbound_in_capture(PLAIN, gpu, 8)
     monkeypatch.setattr(type(dispatcher("a16w16")), "is_bound", lambda *_: True)
-    assert not route._is_unbound_in_capture(8, gpu)
+    assert not bit_classes.is_unbound_in_capture(PLAIN, gpu, 8)
+    bit_classes.require_class(C2, PLAIN, gpu, (8,))  # binds nothing
 
 
 class Declaring(FakeHooks):
