@@ -18,6 +18,8 @@ again, gpu1
     A second process, or one on the second GPU.
 chunked, eager, cached
     With 256 tokens a step, without graphs, or with prefix caching.
+speculative
+    With three tokens guessed from the earlier ones.
 compiled
     With compiled graphs, which vLLM's mode leaves out for some models.
 
@@ -58,6 +60,7 @@ from typing import Any
 
 from engine_speed import ENGINES, TELLING, Arm, measure
 from harness import add_budget, add_only, add_rounds, head, interval, parser_of, ratio, save
+from page import shown
 
 QUESTIONS = ("bits", "layers", "kernels", "speed")
 #: Mode -> the values of the switches of tunedgemm and of vLLM's own mode.
@@ -72,6 +75,10 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "compiled": ({}, {"VLLM_USE_BREAKABLE_CUDAGRAPH": "0"}),
     "eager": ({"enforce_eager": True}, {}),
     "gpu1": ({}, {"CUDA_VISIBLE_DEVICES": "1"}),
+    "speculative": (
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1}},
+        {},
+    ),
 }
 #: Variants whose speed is another one, and is measured.
 TIMED = ("", "compiled")
@@ -246,7 +253,8 @@ def time_arms(arms: list[Arm], arguments: argparse.Namespace, keep: Callable[[di
         samples = measure(arms, arguments.rounds, method, *values)
         row: dict[str, Any] = {"model": arms[0].model, "figure": title, **{name: interval(each)[0] for name, each in samples.items()}}
         for base in [name for name in samples if mode_of(name) in ("plain", "vllm")]:
-            row |= {f"{name} over {base}": ratio(samples[base], each) for name, each in samples.items() if name != base}
+            others = {name: each for name, each in samples.items() if name != base and mode_of(name) != "plain"}
+            row |= {f"{name} over {base}": ratio(samples[base], each) for name, each in others.items()}
         keep({**row, "samples": samples})
 
 
@@ -264,12 +272,23 @@ def start(model: Path, arguments: argparse.Namespace, arms: list[Arm]) -> list[A
 
 
 def summary(rows: list[dict[str, Any]]) -> list[str]:
-    """Return a line for each arm whose bits were compared: prompts that differ, by condition."""
+    """Return the main results: prompts and layers that differ, time of products, and gains."""
     lines = []
-    for key in dict.fromkeys((row["model"], row["arm"]) for row in rows if "condition" in row):
-        found = [row for row in rows if "condition" in row and (row["model"], row["arm"]) == key]
-        listed = ", ".join(f"{row['differ']} {row['condition']}" for row in found)
-        lines.append(f"{' '.join(key)}: of {found[0]['prompts']} prompts differ: {listed}")
+    for key in dict.fromkeys((row["model"], row["arm"]) for row in rows if "arm" in row):
+        mine = [row for row in rows if (row["model"], row.get("arm")) == key]
+        asked = [row for row in mine if "condition" in row]
+        listed = ", ".join(f"{row['differ']} {row['condition']}" for row in asked)
+        lines += [f"{' '.join(key)}: of {asked[0]['prompts']} prompts differ: {listed}"] if asked else []
+        layers = [row for row in mine if "layers" in row]
+        outputs = sum(value for row in layers for name, value in row.items() if name.startswith("differ at") or name == "first rows differ")
+        lines += (
+            [f"{' '.join(key)}: {sum(row['layers'] for row in layers)} layers, {outputs} differ from PyTorch or by M"] if layers else []
+        )
+        profiles = (f"{row['profile']} {row['products, us']:.0f} of {row['us']:.0f} us" for row in mine if "profile" in row)
+        lines += [f"{' '.join(key)}: products: {text}"] if (text := ", ".join(profiles)) else []
+    for row in (row for row in rows if "figure" in row):
+        gains = ", ".join(f"{name} {value[0]:.3f}" for name, value in row.items() if " over " in name)
+        lines.append(f"{row['model']}, {row['figure']}: {gains}")
     return lines
 
 
@@ -335,12 +354,7 @@ def main(words: list[str] | None = None) -> None:
 
     def keep(row: dict[str, Any]) -> None:
         rows.append(row)
-        shown = {name: value for name, value in row.items() if name not in ("samples", "kernels")}
-        print(
-            *(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in shown.items()),
-            sep="; ",
-            flush=True,
-        )
+        print(*(f"{name} {text}" for name, value in row.items() if (text := shown(value)) is not None), sep="; ", flush=True)
         save(arguments.output, head("engine_bits", options=arguments.options, summary=summary(rows), rows=rows))
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # engines are in separate sessions, and end here

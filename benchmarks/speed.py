@@ -271,7 +271,11 @@ def compare(gemm: TunedGemm, layer: str, shape: Shape, rounds: int, others: dict
 def cost(rows: list[dict[str, Any]]) -> str:
     """Return the words for the time of the classes over that of the unconstrained winners."""
     ratios = [1 / row[OVER][0] for row in rows if OVER in row]
-    return f"; class over unconstrained {geometric_mean(ratios):.3f}, at most {max(ratios):.3f}" if ratios else ""
+    if not ratios:
+        return ""
+    without = sum(not row["tuned"] for row in rows)
+    classless = f", {without} without a class row" if without else ""
+    return f"; class over unconstrained {geometric_mean(ratios):.3f}, at most {max(ratios):.3f}{classless}"
 
 
 def summarise(results: list[dict[str, Any]]) -> list[str]:

@@ -70,7 +70,13 @@ def test_answers_are_compared_bit_for_bit(script: ModuleType) -> None:
     assert {row["differ"] for row in rows if row["arm"] == "ours"} == {0}
     assert {(row["differ"], row["first token"]) for row in rows if row["arm"] == "ours-eager"} == {(4, 1)}
     assert next(row for row in rows if row["differ"])["largest difference"] == pytest.approx(2e-7)
+    rows.append({"model": "m", "arm": "ours", "layers": 3, "differ at M=1": 0, "differ at M=7": 2, "first rows differ": 1})
+    rows.append({"model": "m", "arm": "ours", "profile": "decode 8", "us": 50.4, "products, us": 40.0})
+    rows.append({"model": "m", "figure": "decode 8, ms", "ours": 1.0, "ours over vllm": (1.5, 1.4, 1.6)})
     assert script.summary(rows)[1].startswith("m ours: of 4 prompts differ: 0 alone, 0 alone again, 0 batch 7")
+    wanted = ("m ours: 3 layers, 3 differ from PyTorch or by M", "m ours: products: decode 8 40 of 50 us")
+    assert script.summary(rows)[2:4] == list(wanted)
+    assert script.summary(rows)[5] == "m, decode 8, ms: ours over vllm 1.500"
 
 
 def test_layers_have_the_same_bits_in_the_engine_and_in_training(
