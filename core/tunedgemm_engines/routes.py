@@ -17,19 +17,22 @@ import attrs
 import torch
 from torch import distributed
 from tunedgemm import dispatcher
-from tunedgemm.integrations import define_op, equivalent_orders, logger, plain, with_order
+from tunedgemm.integrations import current_device, define_op, equivalent_orders, logger, plain, with_order
 from tunedgemm.plugin import Backend, Device, Shape, device_of
 from tunedgemm.tools.files import artifact
 
 from tunedgemm_engines import ahead
+from tunedgemm_engines.bit_classes import PROBES, ClassMissing, class_of, is_on, require_class, unbound
 from tunedgemm_engines.phases import phase
-from tunedgemm_engines.rows import untuned_sizes
+from tunedgemm_engines.rows import PREFILL_M, UNTUNED_M, untuned_sizes
 from tunedgemm_engines.scales import TELLING_ROWS, at_m, explain_row, is_served
 from tunedgemm_engines.start import described, plugins
 
 #: A function of a layer's operands. For a linear layer: x, weight [N, K], scales of x, scales of
 #: the weight, bias; the last three may be None.
 Product = Callable[..., torch.Tensor]
+#: `Route.trusted_to` of a route that serves every M.
+EVERY_M = 1 << 62
 #: Steps with a new M that run the engine's kernel after its warm-up.
 _STEPS = 3
 
@@ -63,6 +66,9 @@ class Route:
         trusted_to: largest M up to which ours serves, checked but not timed; 0 for none.
         waiting: M -> remaining calls of the engine's kernel before a row may serve; None during
             warm-up.
+        invariant: whether the mode is on: ours then serves every M of a weight with a class, and
+            none of another.
+        bit_class: the weight's class in the mode; "" for none.
     """
 
     name: str
@@ -84,11 +90,15 @@ class Route:
     reference: Product | None = None
     trusted_to: int = 0
     waiting: dict[int, int] | None = None
+    invariant: bool = False
+    bit_class: str = ""
 
     @phase("routing")
     def call_of(self, operands: tuple[Any, ...], m: int) -> Product:
         """Choose and cache the function for calls of M rows; during capture, count the calls."""
         call = self.calls.get(m)
+        if call is None and self.invariant:
+            return self._in_class(operands, m)
         if call is None:
             op_dispatcher = dispatcher(self.shape.op)
             if self.theirs is not None and not op_dispatcher.settings.capture and self._is_rare(m):
@@ -101,6 +111,43 @@ class Route:
                 call = op_dispatcher.with_capture(self.theirs, at_m(self.shape, m), operands)
             self.calls[m] = call
         return call
+
+    def _in_class(self, operands: tuple[Any, ...], m: int) -> Product:
+        """Choose the function for M in batch-invariant mode: ours if the weight has a class, or the engine's."""
+        theirs, shape = self.theirs, at_m(self.shape, m)
+        if theirs is not None and self.bit_class:
+            if not self._is_unbound_in_capture(m, device_of(operands[0].get_device())):
+                return self._first_in_class(m, theirs)
+            self.fail(m, ClassMissing("its first call was captured in a graph"))
+        call = self.ours if theirs is None else dispatcher(shape.op).with_capture(theirs, shape, operands)
+        self.calls[m] = call
+        return call
+
+    def _is_unbound_in_capture(self, m: int, device: Device) -> bool:
+        """Check whether a graph is captured in which M cannot be bound: a dispatcher would run torch."""
+        if device.index < 0 or not torch.cuda.is_current_stream_capturing():
+            return False
+        return not any(dispatcher(self.shape.op).is_bound(shape, device) for shape in (at_m(self.shape, m), self.shape.with_m(m)))
+
+    def _first_in_class(self, m: int, theirs: Product) -> Product:
+        """Return the function of the first call at M, after which the engine serves all M if ours fails.
+
+        A dispatcher serves the call by torch after an error, so the class is looked up afterwards.
+        """
+
+        def first(*operands: Any) -> torch.Tensor:
+            try:
+                out = self.ours(*operands)
+                require_class(self.bit_class, self.shape, device_of(operands[0].get_device()), (m,))
+            except Exception as error:  # a kernel may raise anything
+                self.fail(m, error)
+                self.bit_class, self.trusted_to = "", 0
+                self.calls.clear()
+                return theirs(*operands)
+            self.calls.setdefault(m, self.ours)
+            return out
+
+        return first
 
     def _first(self, m: int, theirs: Product) -> Product:
         """Return the function of the first call at M, after which the engine serves if ours raises."""
@@ -124,6 +171,8 @@ class Route:
         if text not in self.failures.values():
             log = logger(f"{self.engine.lower()}.tunedgemm")
             log.warning("tunedgemm: %s: %s's kernel serves M=%d, because a kernel failed there: %s", self.shape, self.engine, m, text)
+            if self.bit_class:
+                log.error("tunedgemm: batch-invariant: %d layers with %s: bits may now depend on M", len(self.layers), self.shape)
         self.failures[m] = text
 
     def _is_rare(self, m: int) -> bool:
@@ -179,8 +228,8 @@ class Route:
 
 #: Routes by name.
 routes: dict[str, Route] = {}
-#: Shapes whose kernels `compile_ahead` has begun.
-_begun: set[Shape] = set()
+#: Shapes whose kernels `compile_ahead` has begun, and whether for prefill, too.
+_begun: set[tuple[Shape, bool]] = set()
 
 
 def _run(
@@ -215,15 +264,30 @@ def product(*operands: Any) -> torch.Tensor:
 
 
 def add_layer(route: Route, module: Any, name: str = "") -> Route:
-    """Add a layer to the route of this name, which is this one if it is new; return the route."""
+    """Add a layer to the route of this name, which is this one if it is new; return the route.
+
+    Raises:
+        ClassMissing: in batch-invariant mode, the weight has no class, and the engine has a kernel.
+    """
+    if route.name not in routes and is_on(route.shape.op):
+        _enter_class(route)
     if route.name not in routes and route.device.type == "cuda":
-        compile_ahead(route.shape, device_of(route.device.index or 0))
+        compile_ahead(route.shape, device_of(route.device.index or 0), prefill=route.reference is not None or route.invariant)
     route = routes.setdefault(route.name, route)
     route.layers[name or getattr(module, "prefix", "") or f"layer {len(route.layers)}"] = weakref.ref(module)
     return route
 
 
-def compile_ahead(shape: Shape, device: Device) -> None:
+def _enter_class(route: Route) -> None:
+    """Look up the class of a new route's weight, without binding a kernel."""
+    device = device_of(route.device.index or 0) if route.device.type == "cuda" else current_device()
+    route.invariant = True
+    route.bit_class, reason = class_of(route.shape, unbound(device))
+    if not route.bit_class and route.theirs is not None and not dispatcher(route.shape.op).settings.capture:
+        raise ClassMissing(f"{route.shape}: {reason}")
+
+
+def compile_ahead(shape: Shape, device: Device, *, prefill: bool = False) -> None:
     """Begin to compile the kernels that start-up will run for a weight, unless an earlier start did.
 
     An error is ignored, since the first calls compile what is missing, and report it. Without a
@@ -232,27 +296,34 @@ def compile_ahead(shape: Shape, device: Device) -> None:
     Args:
         shape: the route's shape, as known so far.
         device: the device of the weight.
+        prefill: whether ours may serve all M, so that those of prefill must not compile in a call.
     """
-    if device.index < 0 or shape in _begun:
+    if device.index < 0 or (shape, prefill) in _begun:
         return
-    _begun.add(shape)
+    _begun.add((shape, prefill))
     tasks: list[ahead.Task] = []
 
     def begun() -> bytes:
-        tasks.extend(_tasks(shape, device))
+        tasks.extend(_tasks(shape, device, PREFILL_M if prefill else ()))
         return b"begun"
 
     with phase("compiling ahead"), contextlib.suppress(Exception):
-        tables = f"{dispatcher(shape.op).table.fingerprint()} {dispatcher(shape.op).settings.untuned}"  # of one op: all take 50 ms
-        artifact(f"compiled ahead {shape} {device} {device.versions} {plugins()} {tables}", begun, on_disk=True)
+        settings = dispatcher(shape.op).settings
+        tables = f"{dispatcher(shape.op).table.fingerprint()} {settings.untuned} {settings.batch_invariant}"  # of one op: all take 50 ms
+        artifact(f"compiled ahead{' for prefill' * prefill} {shape} {device} {device.versions} {plugins()} {tables}", begun, on_disk=True)
         ranks = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
         ahead.begin(tasks, ranks)
 
 
-def _tasks(shape: Shape, device: Device) -> list[ahead.Task]:
-    """Return the kernels that first calls would compile; some backends refuse what is not compiled."""
-    op_dispatcher, described = dispatcher(shape.op), attrs.evolve(device, index=-1)  # binds nothing
-    found = [explain_row(op_dispatcher, at_m(shape, m), described) for m in (*rows_of(shape, device), *untuned_sizes(shape, device))]
+def _tasks(shape: Shape, device: Device, more: Sequence[int]) -> list[ahead.Task]:
+    """Return the kernels that first calls would compile, at *more* M, too.
+
+    Some backends refuse what is not compiled.
+    """
+    op_dispatcher = dispatcher(shape.op)
+    sizes = (*UNTUNED_M, *PROBES) if op_dispatcher.settings.batch_invariant else untuned_sizes(shape, device)
+    sizes = tuple(dict.fromkeys((*rows_of(shape, device), *sizes, *more)))
+    found = [explain_row(op_dispatcher, at_m(shape, m), unbound(device)) for m in sizes]
     tasks = [(device, explanation.shape, explanation.offer.solution) for explanation in found]
     backends = [op_dispatcher.registry.get(solution.libtype) for _, _, solution in tasks]
     return [
@@ -285,10 +356,10 @@ def _unbiased(shape: Shape) -> Shape:
 
 
 #: Why vLLM's graphs may never call a route.
-_STALE = "vLLM runs a graph that was compiled without them; delete VLLM_CACHE_ROOT/torch_compile_cache"
+STALE = "vLLM runs a graph that was compiled without them; delete VLLM_CACHE_ROOT/torch_compile_cache"
 
 
-def summary(sizes: Sequence[int], device: Device, engine: str = "vLLM", stale: str = _STALE) -> list[str]:
+def summary(sizes: Sequence[int], device: Device, engine: str = "vLLM", stale: str = STALE) -> list[str]:
     """Sum up the routed layers, their backends, and the reasons of the others, for the engine's log.
 
     Args:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tunedgemm import dispatcher
 from tunedgemm.integrations import current_device, offers, with_order
 from tunedgemm.plugin import Device, Shape, device_of
 
+from tunedgemm_engines.bit_classes import ClassMissing, class_of, unbound
 from tunedgemm_engines.phases import phase
 from tunedgemm_engines.scales import M_MAJOR, at_m
 from tunedgemm_engines.start import described
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 #: M at which a backend may serve a layer untuned: the sizes of small CUDA graphs. At other M, as in
 #: prefill, choosing and binding a kernel takes longer than it saves.
 UNTUNED_M = (1, 2, 4, *range(8, 129, 8))
+#: M at which a backend must serve a layer before it serves all M of prefill. Its kernels for other
+#: M are among those for these, which compile ahead, not in calls.
+PREFILL_M = (*range(136, 257, 8), *range(320, 8193, 64), *range(8448, 16385, 256))
 #: Prefix of operand dtypes -> the dtype for which backends are queried.
 _DTYPES = {"": "bf16", "fp8": "fp8_e4m3fn"}
 
@@ -44,15 +48,16 @@ def unserved_reason(op: str, n: int, k: int, *, scale: str = "none", dtype: str 
     """
     try:
         op_dispatcher = dispatcher(op)
-        if op_dispatcher.settings.needs_calls(op):
+        settings, invariant = op_dispatcher.settings, op_dispatcher.settings.batch_invariant
+        if settings.capture if invariant else settings.needs_calls(op):
             return ""
         device, table = current_device(), op_dispatcher.table
-        weights = _weights(table, device.index)
+        weights = _weights(table, device.index, invariant)
         if any(kind == scale and of.startswith(dtype) for of, kind in weights.get((n, k), ())):
             return ""
-        if device.index >= 0 and _has_untuned(op, n, k, scale, _DTYPES.get(dtype, dtype), device, op_dispatcher.settings.untuned):
+        if device.index >= 0 and _has_untuned(op, n, k, scale, _DTYPES.get(dtype, dtype), device, settings):
             return ""
-        reason = f"no row of {op} with N={n}, K={k}, scales by {scale}"
+        reason = f"no {'class row' if invariant else 'row'} of {op} with N={n}, K={k}, scales by {scale}"
         others = table.foreign(device)
         reason += f" for {device}; the table's rows are for {others}" if others else ""
     except Exception as error:  # a table is damaged, and a plugin may raise anything
@@ -74,6 +79,8 @@ def routing(layer: str) -> Iterator[None]:
     try:
         with phase("routing"):
             yield
+    except ClassMissing as missing:
+        record_unrouted(f"{missing}", layer)
     except Exception as error:  # a plugin, or an engine of another form, may raise anything
         record_unrouted(f"routing failed ({described(error)})", layer)
 
@@ -90,23 +97,27 @@ def forget_unrouted(reason: str) -> bool:
     return False
 
 
-def unrouted(engine: str = "vLLM") -> list[str]:
+def unrouted(engine: str = "vLLM", kernels: str = "kernels") -> list[str]:
     """Return one line for each reason why layers keep the engine's kernels."""
     reasons = [(reason, names) for reason, names in _unrouted.items() if names]
-    return [f"tunedgemm: {len(names)} layers keep {engine}'s kernels (as {names[0] or 'one'}): {reason}" for reason, names in reasons]
+    return [f"tunedgemm: {len(names)} layers keep {engine}'s {kernels} (as {names[0] or 'one'}): {reason}" for reason, names in reasons]
 
 
 @functools.lru_cache(maxsize=16)
-def _weights(table: Table, index: int) -> dict[tuple[int, int], set[tuple[str, str]]]:
-    """Map (N, K) of a table's rows to their (dtype, scale granularity), cached for all layers."""
+def _weights(table: Table, index: int, invariant: bool = False) -> dict[tuple[int, int], set[tuple[str, str]]]:
+    """Map (N, K) of a table's rows, or class rows, to their (dtype, scale granularity); cached."""
     weights: dict[tuple[int, int], set[tuple[str, str]]] = {}
     for row in table.rows_for(device_of(index)):
-        weights.setdefault((row.shape.n, row.shape.k), set()).add((row.shape.dtype, row.shape.scale))
+        if row.bit_class or not invariant:
+            weights.setdefault((row.shape.n, row.shape.k), set()).add((row.shape.dtype, row.shape.scale))
     return weights
 
 
 @functools.lru_cache(maxsize=1024)
-def _has_untuned(op: str, n: int, k: int, scale: str, dtype: str, device: Device, libtypes: tuple[str, ...]) -> bool:
-    """Check whether a backend of *libtypes* would serve a layer untuned; cached."""
+def _has_untuned(op: str, n: int, k: int, scale: str, dtype: str, device: Device, settings: Any) -> bool:
+    """Check whether a backend would serve a layer untuned, in the mode in one class; cached."""
     shape = Shape(op, 1, n, k, dtype, "bf16" if scale != "none" else dtype, scale=scale)
-    return bool(libtypes) and bool(untuned_sizes(with_order(shape, M_MAJOR) if scale == "block" else shape, device))
+    shape = with_order(shape, M_MAJOR) if scale == "block" else shape
+    if not settings.untuned:
+        return False
+    return bool(class_of(shape, unbound(device))[0] if settings.batch_invariant else untuned_sizes(shape, device))

@@ -19,7 +19,7 @@ from tunedgemm.integrations import logger, read_switch
 
 from tunedgemm_engines import BEGUN
 from tunedgemm_engines.phases import add, phase, report
-from tunedgemm_engines.start import fingerprint, is_supported_version, spared
+from tunedgemm_engines.start import INVARIANT, fingerprint, is_supported_version, refuses_mode, spared
 
 # Routing modules are imported late: SGLang loads this module in all its processes, on or off.
 
@@ -34,6 +34,9 @@ KNOWN = ((0, 5, 14), (0, 5, 23))
 #: Variable with the longest time, in seconds, of timing the rows at start-up.
 SECONDS = "TUNEDGEMM_SGLANG_SECONDS"
 _RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
+#: SGLang's options of deterministic inference, which is batch-invariant.
+MODES = ("rl_on_policy_target", "enable_deterministic_inference")
+ON_POLICY = "--rl-on-policy-target"
 _registered = False
 
 
@@ -69,36 +72,55 @@ def _install() -> None:
 
 
 def _load_model(theirs: Callable[..., Any], runner: Any, *arguments: Any, **named: Any) -> Any:
-    """Load a model, route its layers, and time the rows against SGLang's kernels."""
+    """Load a model, route its layers, and time the rows against SGLang's kernels, or check the classes."""
     result = theirs(runner, *arguments, **named)
-    options = getattr(runner, "server_args", None)
-    if getattr(options, "enable_deterministic_inference", False) or getattr(options, "rl_on_policy_target", None):
-        _log.warning("tunedgemm is off: SGLang runs deterministic inference, and a table may name another kernel for each M")
+    if (own_mode := _own_mode(runner)) and refuses_mode():
+        _log.warning("tunedgemm is off: %s is set, and %s=0 leaves all layers to SGLang", own_mode, INVARIANT)
         return result
     import sglang
 
+    from tunedgemm_engines.bit_classes import enter, is_on
     from tunedgemm_engines.gains import compare_remembered
+    from tunedgemm_engines.invariant import check_classes
     from tunedgemm_engines.sglang_layers import route_layers
 
+    if own_mode:
+        enter()
+
     with phase("routing"), spared(_log, "routing layers"):
-        route_layers(runner.model, runner.dtype)
-    compare_remembered(_log, f"SGLang {sglang.__version__}", SECONDS, fingerprint("1"))
+        route_layers(runner.model, runner.dtype, heads=own_mode != ON_POLICY)
+    if is_on():
+        check_classes(_log)
+    else:
+        compare_remembered(_log, f"SGLang {sglang.__version__}", SECONDS, fingerprint("1"))
     return result
+
+
+def _own_mode(runner: Any) -> str:
+    """Return SGLang's option that turns its deterministic inference on, "" if it is off."""
+    options = getattr(runner, "server_args", None)
+    return next((f"--{name.replace('_', '-')}" for name in MODES if getattr(options, name, None)), "")
 
 
 def _init_cuda_graphs(theirs: Callable[..., Any], runner: Any, *arguments: Any, **named: Any) -> Any:
     """Capture the graphs, then log which layers go through tables."""
-    result = theirs(runner, *arguments, **named)
     from tunedgemm.integrations import current_device
 
-    from tunedgemm_engines.routes import end_warm_up, summary
+    from tunedgemm_engines import invariant, routes
+    from tunedgemm_engines.bit_classes import is_on
     from tunedgemm_engines.rows import unrouted
 
+    in_mode = is_on()
+    if in_mode:
+        invariant.agree(_log, fingerprint("1"))
+    result = theirs(runner, *arguments, **named)
     with phase("summary"), spared(_log, "summing up the routes"):
-        sizes = getattr(getattr(runner, "decode_cuda_graph_runner", None), "capture_bs", None) or [1]
-        for line in (*summary(sorted(sizes), current_device(), "SGLang", ""), *unrouted("SGLang")):
+        sizes = sorted(getattr(getattr(runner, "decode_cuda_graph_runner", None), "capture_bs", None) or [1])
+        own_mode = "" if _own_mode(runner) else "--enable-deterministic-inference"
+        lines = invariant.summary(sizes, "SGLang", own_mode, "") if in_mode else routes.summary(sizes, current_device(), "SGLang", "")
+        for line in (*lines, *unrouted("SGLang", "invariant kernels" if in_mode and not own_mode else "kernels")):
             _log.info("%s", line)
     with phase("summary"), spared(_log, "ending the warm-up"):
-        end_warm_up(current_device())
+        routes.end_warm_up(current_device())
     _log.info("%s", report())
     return result

@@ -18,6 +18,7 @@ from tunedgemm.integrations import plain, with_order
 from tunedgemm.plugin import Shape
 from tunedgemm.tools.launching import short_dtype
 
+from tunedgemm_engines.bit_classes import is_on
 from tunedgemm_engines.routes import Route, add_layer, adds_bias, product
 from tunedgemm_engines.rows import record_unrouted, unserved_reason
 from tunedgemm_engines.scales import TELLING_ROWS, is_one_a_row, known_order, one_a_row, scales_for_rows
@@ -85,6 +86,9 @@ def route_fp8(name: str, module: Any, dtype: torch.dtype) -> None:
         record_unrouted(f"tables have no such kind of scales (x {_said(x_scale)}, weight {_said(w_scale)})", name)
         return
     op, scale = ("a8w8_blockscale", "block") if block else ("a8w8", "row")
+    if is_on(op) and x_scale.numel() == 1 and getattr(module, "input_scale", None) is None:
+        record_unrouted("one scale for all rows of x depends on the batch", name)
+        return
     if unserved_reason(op, n, k, scale=scale, dtype="fp8", layer=name):
         return
     biased = adds_bias(module) and not block  # SGLang adds the bias after a product with scales of blocks

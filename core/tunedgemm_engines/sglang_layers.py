@@ -24,15 +24,16 @@ _LM_HEAD = "sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head"
 _OTHER_LOGITS = ("use_fp32_lm_head", "use_fp32_lm_head_output", "rl_on_policy_target")
 
 
-def route_layers(model: torch.nn.Module, dtype: torch.dtype) -> None:
+def route_layers(model: torch.nn.Module, dtype: torch.dtype, heads: bool = True) -> None:
     """Route the linear layers of a loaded model that have rows.
 
     Args:
         model: SGLang's model.
         dtype: dtype of its activations.
+        heads: whether LM heads are routed; SGLang computes those of other logits itself.
     """
     methods: Any = pkgutil.resolve_name(_METHODS)
-    heads = {id(head) for module in model.modules() if (head := getattr(module, "lm_head", None)) is not None}
+    head_ids = {id(head) for module in model.modules() if (head := getattr(module, "lm_head", None)) is not None}
     for name, module in model.named_modules():
         method, weight = getattr(module, "quant_method", None), getattr(module, "weight", None)
         if method is None or not isinstance(weight, torch.Tensor) or weight.dim() != 2 or weight.is_meta:
@@ -42,7 +43,7 @@ def route_layers(model: torch.nn.Module, dtype: torch.dtype) -> None:
         with routing(name):
             if weight.dtype.itemsize == 1 and weight.is_floating_point():
                 route_fp8(name, module, dtype)
-            elif (embedding and id(module) in heads) or isinstance(method, methods.UnquantizedLinearMethod):
+            elif (embedding and heads and id(module) in head_ids) or isinstance(method, methods.UnquantizedLinearMethod):
                 module.tunedgemm_route = _route(name, module, embedding)
 
 

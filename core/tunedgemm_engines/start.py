@@ -10,11 +10,14 @@ import contextlib
 import functools
 import hashlib
 import logging
+import os
 from collections.abc import Iterator
 
-from tunedgemm.integrations import printable_line
+from tunedgemm.integrations import printable_line, read
 from tunedgemm.plugin import UserError
 
+#: Variable of batch-invariant mode.
+INVARIANT = "TUNEDGEMM_BATCH_INVARIANT"
 #: Most characters of an error's description, since compilers print thousands of lines.
 _LONGEST = 300
 
@@ -26,6 +29,11 @@ def unknown_version(engine: str, version: str, supported: tuple[tuple[int, ...],
         return ""
     first, last = (".".join(map(str, bound)) for bound in supported)
     return f"unknown version of {engine} (got {version}); known are {first} to {last}"
+
+
+def refuses_mode() -> bool:
+    """Check whether the user switches batch-invariant mode off, which an engine's own mode turns on."""
+    return bool(os.environ.get(INVARIANT, "").strip()) and not read(INVARIANT)
 
 
 def is_supported_version(log: logging.Logger, engine: str, version: str, supported: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
@@ -58,7 +66,7 @@ def plugins() -> list[str]:
 
 
 def fingerprint(switch: str) -> str:
-    """Digest all that determines kernels: version, switch, plugins, tables, shape capture."""
+    """Digest all that determines kernels: version, switch, plugins, tables, shape capture, mode."""
     from tunedgemm import __version__, dispatcher
     from tunedgemm.tools.tables import ops
 
@@ -69,6 +77,7 @@ def fingerprint(switch: str) -> str:
             op_dispatcher = dispatcher(op)
             settings = op_dispatcher.settings
             parts += [op, op_dispatcher.table.fingerprint(), str(settings.capture), str(settings.tunes_online(op))]
+            parts.append(str(settings.batch_invariant))
             parts += settings.untuned
         except Exception as error:  # a plugin may raise anything
             parts.append(str(error))

@@ -17,14 +17,15 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from tunedgemm.integrations import logger, read, read_switch
 
-from tunedgemm_engines import BEGUN
+from tunedgemm_engines import BEGUN, ranks
 from tunedgemm_engines.phases import add, phase, report
-from tunedgemm_engines.start import fingerprint, spared, unknown_version
+from tunedgemm_engines.start import INVARIANT, fingerprint, refuses_mode, spared, unknown_version
 from tunedgemm_engines.vllm_backend import LAYERS, TAKES_NAME, offer_name, other_names, with_named
 
 # Routing modules are imported late: vLLM loads this module in all its processes, on or off.
@@ -39,6 +40,8 @@ VARIABLE = "TUNEDGEMM_VLLM"
 UNPACKED = "unpacked"
 #: Versions whose classes are known, the first and the last.
 KNOWN = ((0, 20), (0, 33))
+#: vLLM's variable of its batch-invariant mode.
+MODE = "VLLM_BATCH_INVARIANT"
 #: Variable with the longest time, in seconds, of timing the rows at start-up.
 SECONDS = "TUNEDGEMM_VLLM_SECONDS"
 _LAYERS = "vllm.model_executor.layers"
@@ -87,12 +90,16 @@ def _install(switch: str, layers: Collection[str]) -> None:
     if reason := off_reason(switch, getattr(vllm, "__version__", "of no version"), _on_cpu):
         _log.warning("tunedgemm is off: %s", reason)
         return
+    from tunedgemm_engines.bit_classes import enter, is_on
+
+    if _in_vllms_mode():
+        enter()
     for module, name in PLAIN if not layers or "unquantized" in layers else ():
         _replace((module, name, "process_weights_after_loading"), _plain_loaded)
         _replace((module, name, "apply"), _plain_apply)
         _replace((module, name, "create_weights"), _plain_created)
     for module_name, kinds in _KERNELS.items():
-        wanted = [kind for kind in kinds if not layers or kind in layers]
+        wanted = [kind for kind in kinds if (not layers or kind in layers) and not (kind == "experts" and is_on())]
         layer_kind = f"{', '.join(kinds)} layers"
         try:
             if wanted:
@@ -118,13 +125,17 @@ def off_reason(switch: str, version: str, is_cpu: Callable[[], bool]) -> str:
         version: vLLM's version.
         is_cpu: tells whether vLLM runs on the CPU; called last.
     """
-    if os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0"):
-        return "VLLM_BATCH_INVARIANT is set, and a table may name another kernel for each M"
+    if _in_vllms_mode() and refuses_mode():
+        return f"{MODE} is set, and {INVARIANT}=0 leaves all layers to vLLM"
     if reason := unknown_version("vLLM", version, KNOWN):
         return reason
     if is_cpu() and switch != UNPACKED:
         return f"vLLM packs weights for this CPU, and its kernels are faster; {VARIABLE}={UNPACKED} routes them unpacked"
     return ""
+
+
+def _in_vllms_mode() -> bool:
+    return os.environ.get(MODE, "0") not in ("", "0")
 
 
 def _replace(target: tuple[str, str, str], wrapper: Callable[[Any], Any]) -> None:
@@ -168,17 +179,22 @@ def _after_loading(theirs: Callable[..., None]) -> Callable[..., None]:
         theirs(*arguments, **named)
         import vllm
 
+        from tunedgemm_engines.bit_classes import is_on
         from tunedgemm_engines.gains import compare_remembered
+        from tunedgemm_engines.invariant import check_classes
         from tunedgemm_engines.vllm_experts import route_experts
         from tunedgemm_engines.vllm_warmup import skip_served
 
         with phase("tables"), spared(_log, "comparing the ranks' tables"):
-            _publish()
+            ranks.publish(cache_factor())
         layers, model = read(LAYERS), arguments[0] if arguments else named["model"]
         with phase("routing"), spared(_log, "routing experts"):
             if not layers or "experts" in layers:
                 route_experts(model)
-        compare_remembered(_log, f"vLLM {vllm.__version__}", SECONDS, cache_factor())
+        if is_on():
+            check_classes(_log)
+        else:
+            compare_remembered(_log, f"vLLM {vllm.__version__}", SECONDS, cache_factor())
         with phase("summary"), spared(_log, "shortening the warm-up of DeepGEMM"):
             skip_served(model)
 
@@ -189,22 +205,26 @@ def _after_warm_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``compile_or_warm_up_model`` to log afterwards which layers go through tables."""
 
     def compile_or_warm_up_model(self: Any) -> Any:
-        result = theirs(self)
         from tunedgemm.integrations import current_device
 
-        from tunedgemm_engines.routes import end_warm_up, summary
-        from tunedgemm_engines.rows import unrouted
+        from tunedgemm_engines.bit_classes import is_on
+        from tunedgemm_engines.invariant import agree
+        from tunedgemm_engines.routes import end_warm_up
+
+        if is_on():
+            agree(_log, cache_factor())
+        result = theirs(self)
         from tunedgemm_engines.vllm_warmup import left_out
 
         with phase("summary"), spared(_log, "summing up the routes"):
             sizes = getattr(self.vllm_config.compilation_config, "cudagraph_capture_sizes", None) or [1]
-            for line in (*summary(sorted(sizes), current_device()), *unrouted(), *left_out()):
+            for line in (*_summary(sorted(sizes)), *left_out()):
                 _log.info("%s", line)
         with spared(_log, "reading the backends that --linear-backend names"):
             for line in other_names(self.vllm_config):
                 _log.info("%s", line)
         with spared(_log, "comparing the ranks' tables"):
-            for line in _differing():
+            for line in ranks.differing():
                 _log.warning("%s", line)
         with phase("summary"), spared(_log, "ending the warm-up"):
             end_warm_up(current_device())
@@ -214,34 +234,18 @@ def _after_warm_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
     return compile_or_warm_up_model
 
 
-def _ranks() -> tuple[Any, int, int]:
-    """Return the store that all ranks see, or None for one rank, this rank, and the number of ranks."""
-    from torch import distributed
+def _summary(sizes: list[int]) -> list[str]:
+    """Sum up the routes in the mode that is on, and the reasons of the other layers."""
+    from tunedgemm.integrations import current_device
 
-    alone = not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() < 2
-    return (
-        (None, 0, 1) if alone else (distributed.distributed_c10d._get_default_store(), distributed.get_rank(), distributed.get_world_size())
-    )
+    from tunedgemm_engines import invariant, routes
+    from tunedgemm_engines.bit_classes import is_on
+    from tunedgemm_engines.rows import unrouted
 
-
-def _publish() -> None:
-    """Publish this rank's tables to the other ranks without waiting, as the plugin may be off there."""
-    store, rank, _ = _ranks()
-    if store is not None:
-        store.set(f"tunedgemm/{rank}", cache_factor())
-
-
-def _differing() -> list[str]:
-    """Return each rank's fingerprint if ranks differ in tables or backends, or the plugin is off on some."""
-    store, _, count = _ranks()
-    if store is None:
-        return []
-    keys = [f"tunedgemm/{rank}" for rank in range(count)]
-    digests = [store.get(key).decode() if store.check([key]) else "off" for key in keys]
-    if len(set(digests)) < 2:
-        return []
-    ranks = ", ".join(f"rank {rank}: {digest}" for rank, digest in enumerate(digests))
-    return [f"tunedgemm: ranks have different tables or backends ({ranks}); give all ranks the same"]
+    if not is_on():
+        return [*routes.summary(sizes, current_device()), *unrouted()]
+    own_mode = "" if _in_vllms_mode() else MODE
+    return [*invariant.summary(sizes, "vLLM", own_mode), *unrouted("vLLM", "kernels" if own_mode else "invariant kernels")]
 
 
 def _plain_created(theirs: Callable[..., Any]) -> Callable[..., Any]:
@@ -265,6 +269,8 @@ def _plain_created(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
 def _plain_loaded(theirs: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``process_weights_after_loading`` of 16 bits to route layers with rows, without packing."""
+    from tunedgemm.tools.launching import short_dtype
+
     from tunedgemm_engines.rows import record_unrouted, routing, unserved_reason
 
     def process_weights_after_loading(self: Any, layer: Any) -> None:
@@ -273,7 +279,7 @@ def _plain_loaded(theirs: Callable[..., Any]) -> Callable[..., Any]:
         named = _named_backend(self)
         if matrix and named:
             record_unrouted(f"--linear-backend={named} names vLLM's kernel of 16 bits", name)
-        elif matrix and not unserved_reason("a16w16", *layer.weight.shape, layer=name):
+        elif matrix and not unserved_reason("a16w16", *layer.weight.shape, dtype=short_dtype(layer.weight.dtype), layer=name):
             with routing(name):
                 layer.tunedgemm_route = _plain_route(self, layer)
         if not layer.tunedgemm_route:
@@ -303,17 +309,21 @@ def _plain_route(method: Any, layer: Any) -> str:
     from vllm.model_executor.layers.utils import dispatch_unquantized_gemm
     from vllm.platforms import current_platform
 
+    from tunedgemm_engines.bit_classes import is_on
     from tunedgemm_engines.routes import Route, add_layer, adds_bias
 
     (n, k), dtype, device = layer.weight.shape, layer.weight.dtype, layer.weight.device
     bias = adds_bias(layer)
     gemm = getattr(method, "_gemm_impl", None) or dispatch_unquantized_gemm()
+    apply = getattr(type(method).apply, "__wrapped__", None) if is_on() else None
     shape = Shape("a16w16", 1, n, k, short_dtype(dtype), epilogue="bias" if bias else "none")
 
     def ours(x: torch.Tensor, weight: torch.Tensor, _x: None, _w: None, bias: torch.Tensor | None) -> Any:
         return linear(x, weight, bias)
 
     def theirs(x: torch.Tensor, weight: torch.Tensor, _x: None, _w: None, bias: torch.Tensor | None) -> Any:
+        if apply is not None:  # vLLM's mode is in its method, not in that function
+            return apply(method, SimpleNamespace(weight=weight), x, bias)
         return gemm(None, x, weight, bias)
 
     return add_layer(

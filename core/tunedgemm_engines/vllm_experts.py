@@ -16,6 +16,7 @@ from tunedgemm.integrations import plain
 from tunedgemm.plugin import Shape, device_of
 from tunedgemm.tools.launching import short_dtype
 
+from tunedgemm_engines.bit_classes import is_on
 from tunedgemm_engines.routes import Route, add_layer, rows_of
 from tunedgemm_engines.rows import record_unrouted, routing
 
@@ -110,6 +111,8 @@ def _route(layer: Any, kernel: Any, name: str) -> str:
         return ""
     if type(experts).__name__ not in _AS_LOADED:
         return f"vLLM computes them by {type(experts).__name__}, whose weights have another order"
+    if is_on("fmoe"):
+        return "tables have no bit classes of experts"
     if reason := refused(config):
         return reason
     if kernel.prepare_finalize.supports_async() or getattr(kernel, "owns_shared_experts", False):

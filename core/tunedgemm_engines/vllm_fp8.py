@@ -23,6 +23,7 @@ from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import FP
 from vllm.platforms import current_platform
 
 from tunedgemm_engines import vllm_warmup
+from tunedgemm_engines.bit_classes import is_on
 from tunedgemm_engines.routes import Route, add_layer, adds_bias, compile_ahead, product
 from tunedgemm_engines.rows import forget_unrouted, record_unrouted, routing, unserved_reason
 from tunedgemm_engines.scales import M_MAJOR_PADDED, one_a_row, order_made, scales_for_rows
@@ -38,6 +39,8 @@ _AS_LOADED = (
     "CutlassFp8BlockScaledMMKernel", "B12xFp8BlockScaledMMKernel", "TritonFp8BlockScaledMMKernel",
     "BlockWiseTorchFP8ScaledMMLinearKernel", "AiterFp8BlockScaledMMKernel",
 )  # fmt: skip
+#: Those whose products vLLM's batch-invariant mode calls. For others it dequantises the weights.
+_INVARIANT = ("CutlassFP8ScaledMMLinearKernel", "TritonFP8ScaledMMLinearKernel")
 #: vLLM's kernel that compiles for each class of M at its first call.
 _COMPILING = "DeepGemmFp8BlockScaledMMKernel"
 #: Reasons why layers keep vLLM's kernels. Some methods of vLLM quantise at loading and bypass a
@@ -56,6 +59,22 @@ def install(schemes: Collection[str]) -> None:
         prefer(TunedGemmFp8Kernel, linear._POSSIBLE_FP8_KERNELS)
     if TunedGemmFp8BlockKernel.scheme in schemes:
         prefer(TunedGemmFp8BlockKernel, linear._POSSIBLE_FP8_BLOCK_KERNELS)
+
+
+def _dequantised(config: Any) -> str:
+    """Return why batch-invariant mode does not reach our product or must not run it, "" if it may."""
+    scale = config.activation_quant_key.scale
+    if not is_on("a8w8"):
+        return ""
+    theirs = None if current_platform.is_cpu() else chosen_by_vllm(linear._POSSIBLE_FP8_KERNELS[current_platform._enum], config)
+    reason = ""
+    if scale.group_shape.is_per_tensor() and not scale.static:
+        reason = "one scale for all rows of x depends on the batch"
+    elif theirs is not None and theirs.__name__ not in _INVARIANT:
+        reason = f"vLLM multiplies dequantised weights in its mode instead of {theirs.__name__}"
+    if reason:
+        record_unrouted(reason, "")
+    return reason
 
 
 def _unknown(kernels: dict[Any, list[Any]], config: Any) -> str:
@@ -114,6 +133,7 @@ class TunedGemmFp8Kernel(_Fp8, FP8ScaledMMLinearKernel):  # type: ignore[misc,un
             return "needs symmetric scales and an output of bfloat16 or float16"
         scale = "tensor" if _both_of_tensors(c) else "row"
         reason = unserved_reason("a8w8", *c.weight_shape, scale=scale, dtype="fp8") or _unknown(linear._POSSIBLE_FP8_KERNELS, c)
+        reason = reason or _dequantised(c)
         if not reason:
             compile_ahead(_shape("a8w8", c, scale), current_device())
         return reason
@@ -131,6 +151,8 @@ class TunedGemmFp8Kernel(_Fp8, FP8ScaledMMLinearKernel):  # type: ignore[misc,un
         weight_name, scale_name = self.layer_param_names[:2]
         n, k = getattr(layer, weight_name).shape[::-1]
         if self._theirs is not None:
+            if is_on("a8w8"):  # else vLLM does not know its kernel, and dequantises the weight
+                _hand_back(layer, self)
             self._theirs.process_weights_after_loading(layer)
             weight = getattr(layer, weight_name)
             if tuple(weight.shape) != (k, n) or weight.dtype is not self.config.weight_quant_key.dtype:
@@ -250,7 +272,9 @@ class TunedGemmFp8BlockKernel(_Fp8, Fp8BlockScaledMMLinearKernel):  # type: igno
         reason = unserved_reason("a8w8_blockscale", *config.weight_shape, scale="block", dtype="fp8")
         reason = reason or _unknown(linear._POSSIBLE_FP8_BLOCK_KERNELS, config)
         if not reason:  # DeepGEMM's order on Hopper; at M that four divides, CUTLASS's is the same
-            compile_ahead(with_order(_shape("a8w8_blockscale", config, "block"), M_MAJOR_PADDED), current_device())
+            theirs = chosen_by_vllm(linear._POSSIBLE_FP8_BLOCK_KERNELS[current_platform._enum], config)
+            ordered = with_order(_shape("a8w8_blockscale", config, "block"), M_MAJOR_PADDED)
+            compile_ahead(ordered, current_device(), prefill=_compiles(theirs))
         return reason
 
     def process_weights_after_loading(self, layer: Any) -> None:
@@ -301,10 +325,9 @@ class TunedGemmFp8BlockKernel(_Fp8, Fp8BlockScaledMMLinearKernel):  # type: igno
         def operands(inputs: tuple[Any, ...], module: Any) -> tuple[Any, ...]:
             return inputs[0], plain(module.weight), inputs[1], plain(getattr(module, _scale_name(module))), None
 
-        compiles = type(own).__name__ == _COMPILING and vllm_warmup.skips()
         return Route(
             f"{shape} {type(own).__name__}", shape, device, ours, theirs if vllms else None, inputs, operands,
-            reference=_first_columns if compiles else None,
+            reference=_first_columns if _compiles(type(own)) else None,
         )  # fmt: skip
 
     def apply_weights(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None, **named: Any) -> torch.Tensor:
@@ -317,6 +340,11 @@ class TunedGemmFp8BlockKernel(_Fp8, Fp8BlockScaledMMLinearKernel):  # type: igno
         """Multiply A [M, K] by the weight B [N, K], in the names of vLLM's signature."""
         out: torch.Tensor = product(A, B, As, Bs, None, self.config.out_dtype, self._route)
         return out
+
+
+def _compiles(theirs: type | None) -> bool:
+    """Check whether vLLM's kernel compiles in calls, and its warm-up may be shortened."""
+    return theirs is not None and theirs.__name__ == _COMPILING and vllm_warmup.skips()
 
 
 def _first_columns(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, _: None) -> torch.Tensor:

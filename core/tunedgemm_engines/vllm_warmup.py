@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from tunedgemm_engines.routes import routes
+from tunedgemm_engines.routes import EVERY_M, routes
 
 #: vLLM's module of the warm-up, its functions for a layer's operands and for the M of a weight, and
 #: its switch. With ``full`` all is warmed, and our kernels are timed against DeepGEMM.
@@ -61,6 +61,10 @@ def left_out() -> list[str]:
     short = [route for route in routes.values() if route.trusted_to and served_to((route.shape.n, route.shape.k))]
     if not short or not skips():
         return []
-    count, most = sum(len(route.layers) for route in short), max(route.trusted_to for route in short)
-    kept = f"DeepGEMM is not warmed up to M={most} for {count} layers"
-    return [f"tunedgemm: {kept}, which our kernels serve untimed; {SWITCH}={ALL} times them"]
+    layers: dict[int, int] = {}
+    for route in short:
+        layers[route.trusted_to] = layers.get(route.trusted_to, 0) + len(route.layers)
+    if every := layers.pop(EVERY_M, 0):
+        return [f"tunedgemm: DeepGEMM is not warmed up for {every} layers, which our kernels serve; {SWITCH}={ALL} warms it up"]
+    kept = " and ".join(f"to M={most} for {count} layers" for most, count in sorted(layers.items()))
+    return [f"tunedgemm: DeepGEMM is not warmed up {kept}, which our kernels serve untimed; {SWITCH}={ALL} times them"]

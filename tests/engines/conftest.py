@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +22,8 @@ from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, write_rows
 from tunedgemm.table.folders import untuned_path
 from tunedgemm.table.untuned import read_untuned
-from tunedgemm_engines import routes, rows, sglang_fp8
+from tunedgemm_engines import invariant, routes, rows, sglang_fp8
+from tunedgemm_engines.start import INVARIANT
 
 #: The plugin replaces these in vLLM: lists of linear layers' kernels, and functions that choose
 #: experts, by module.
@@ -56,7 +58,20 @@ def vllm_form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def vllm(vllm_form: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def mode_ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """End batch-invariant mode, which an engine's plugin turns on for its process."""
+    monkeypatch.setenv(INVARIANT, "")
+    monkeypatch.setattr(invariant, "_checked", set())
+    monkeypatch.setattr(invariant, "_reasons", {})
+    monkeypatch.setattr(invariant, "_agreed", [])
+    yield
+    on = os.environ.pop(INVARIANT, "")
+    if on:
+        tunedgemm.reload()
+
+
+@pytest.fixture
+def vllm(vllm_form: str, mode_ends: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make vLLM, or a stub with its signatures, importable and configured, with the plugin
     unregistered, and restore all afterwards."""
     if importlib.util.find_spec("vllm") is None:
@@ -131,7 +146,7 @@ def vllm_table(vllm: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> I
 
 
 @pytest.fixture
-def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def sglang(mode_ends: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make SGLang's stub importable, with the plugin on and unregistered,
     and restore all afterwards."""
     loaded = [name for name in sys.modules if name.partition(".")[0] == "sglang"]

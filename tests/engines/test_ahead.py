@@ -99,6 +99,8 @@ def test_a_shape_is_begun_once_and_not_at_the_next_start(monkeypatch, tmp_path) 
     assert begun == [1, 64, 8]
     routes.compile_ahead(SHAPE.with_m(2), attrs.evolve(DEVICE, index=-1))
     assert len(begun) == 3 and len(routes._begun) == 1
+    routes.compile_ahead(SHAPE, DEVICE, prefill=True)
+    assert begun == [1, 64, 8, 1, 64, 8, *routes.PREFILL_M]
 
 
 class Prebuilt:
@@ -131,7 +133,7 @@ def begun(monkeypatch) -> list[ahead.Task]:
     monkeypatch.setattr(ahead, "begin", lambda found, _ranks: tasks.extend(found))
     monkeypatch.setattr(routes, "rows_of", lambda _shape, _device: [1, 2])
     monkeypatch.setattr(routes, "untuned_sizes", lambda _shape, _device: [])
-    table, settings = SimpleNamespace(fingerprint=lambda: ""), SimpleNamespace(untuned=())
+    table, settings = SimpleNamespace(fingerprint=lambda: ""), SimpleNamespace(untuned=(), batch_invariant=False)
     monkeypatch.setattr(routes, "dispatcher", lambda _: SimpleNamespace(registry=backends, table=table, settings=settings))
 
     def explained(_: Any, shape: Shape, device: Device) -> Any:

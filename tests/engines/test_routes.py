@@ -16,6 +16,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Unsupported
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm_engines import gains as engine_gains
+from tunedgemm_engines import ranks
 from tunedgemm_engines import routes as engine_routes
 from tunedgemm_engines import rows as engine_rows
 from tunedgemm_engines import timing as engine_timing
@@ -285,16 +286,16 @@ def test_ranks_with_different_tables_are_named(vllm_table, monkeypatch) -> None:
     without the plugin are named."""
     vllm_table("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 8, N, K, "bf16"))
     store = torch.distributed.HashStore()
-    monkeypatch.setattr(plugin, "_ranks", lambda: (store, 0, 3))
-    plugin._publish()
+    monkeypatch.setattr(ranks, "ranks", lambda: (store, 0, 3))
+    ranks.publish(plugin.cache_factor())
     store.set("tunedgemm/1", "another")
     mine = plugin.cache_factor()
 
-    assert plugin._differing() == [
+    assert ranks.differing() == [
         f"tunedgemm: ranks have different tables or backends (rank 0: {mine}, rank 1: another, rank 2: off); give all ranks the same"
     ]
-    monkeypatch.setattr(plugin, "_ranks", lambda: (store, 0, 1))
-    assert plugin._differing() == []
+    monkeypatch.setattr(ranks, "ranks", lambda: (None, 0, 1))
+    assert ranks.differing() == []
 
 
 def test_a_table_that_is_gone_keeps_vllms_kernels(vllm_table, monkeypatch, caplog, tmp_path) -> None:

@@ -65,11 +65,14 @@ def test_a_vllm_of_another_form_is_named(vllm, monkeypatch, caplog) -> None:
 
 @pytest.mark.parametrize(
     ("variables", "warning"),
-    [({"VLLM_BATCH_INVARIANT": "1"}, "VLLM_BATCH_INVARIANT is set"), ({"TUNEDGEMM_VLLM": "1"}, "TUNEDGEMM_VLLM=unpacked routes them")],
+    [
+        ({"VLLM_BATCH_INVARIANT": "1", "TUNEDGEMM_BATCH_INVARIANT": "0"}, "=0 leaves all layers to vLLM"),
+        ({"TUNEDGEMM_VLLM": "1"}, "TUNEDGEMM_VLLM=unpacked routes them"),
+    ],
     ids=["batch-invariant", "cpu"],
 )
 def test_vllms_guarantees_are_kept(vllm, monkeypatch, caplog, variables, warning) -> None:
-    """Batch-invariant mode and CPU kernels with packed weights are left unreplaced and logged."""
+    """vLLM's mode without ours and CPU kernels with packed weights are left unreplaced and logged."""
     platform = importlib.import_module("vllm.platforms").current_platform
     monkeypatch.setattr(type(platform), "is_cpu", lambda self: True)
     for name, value in variables.items():
