@@ -21,6 +21,7 @@ from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.tuner.bits import StandardOperands, measure
 
 OP, NAME = op_named("a16w16"), "bf16_tuned_gemm.csv"
+OURS, THEIRS = "3f" * 8, "ab" * 8
 KERNEL = Solution("turbo", "good")
 GROUPS = [Shape("a16w16", 0, n, 128) for n in (32, 64, 96)]
 
@@ -55,13 +56,13 @@ def label(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_two_tables_are_compared_by_their_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each N and K has one class in both, another, or none in one; the exit code tells."""
-    first = table(tmp_path / "a", {GROUPS[0]: "3f", GROUPS[1]: "3f"})
-    second = table(tmp_path / "b", {GROUPS[0]: "3f", GROUPS[1]: "ab", GROUPS[2]: "3f"})
+    first = table(tmp_path / "a", {GROUPS[0]: OURS, GROUPS[1]: OURS})
+    second = table(tmp_path / "b", {GROUPS[0]: OURS, GROUPS[1]: THEIRS, GROUPS[2]: OURS})
 
     assert main(["bits", first, second]) == 1
     text = capsys.readouterr().out
-    assert f"different: N=64 K=128 bf16: 3f in {first}, ab in {second}\n" in text
-    assert f"missing: N=96 K=128 bf16: no class in {first}, 3f in {second}\n" in text
+    assert f"different: N=64 K=128 bf16: {OURS} in {first}, {THEIRS} in {second}\n" in text
+    assert f"missing: N=96 K=128 bf16: no class in {first}, {OURS} in {second}\n" in text
     assert text.endswith("1 same, 1 different, 1 missing\n") and "N=32" not in text
     assert main(["bits", first, first, "-v"]) == 0
     assert "same: N=32 K=128 bf16" in capsys.readouterr().out
@@ -84,7 +85,7 @@ def test_tables_without_classes_prove_nothing(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_two_tables_are_needed(tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int) -> None:
     """The error names the flag that takes any number."""
-    assert main(["bits", *[table(tmp_path / "a", {GROUPS[0]: "3f"})] * count]) == 2
+    assert main(["bits", *[table(tmp_path / "a", {GROUPS[0]: OURS})] * count]) == 2
     assert f"takes two tables to compare (got {count}); --prove takes any number" in capsys.readouterr().err
 
 
@@ -104,7 +105,7 @@ def test_kernels_are_proved_on_this_device(tmp_path: Path, capsys: pytest.Captur
 
 def test_a_vanished_kernel_has_no_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The reason is that of its backend."""
-    gone = table(tmp_path / "gone", {GROUPS[0]: "3f"}, Solution("torch", "vanished"))
+    gone = table(tmp_path / "gone", {GROUPS[0]: OURS}, Solution("torch", "vanished"))
 
     assert main(["bits", "--prove", gone]) == 1
     assert "torch:vanished: no bit class: it refuses M = 16" in capsys.readouterr().out
@@ -120,8 +121,8 @@ def test_table_check_lists_kernels_with_other_bits(tmp_path: Path, capsys: pytes
 
 def test_rows_of_another_architecture_are_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A table may have rows of several devices."""
-    here = table(tmp_path / "a", {GROUPS[0]: "3f"})
-    rows = [Row(GROUPS[0], "sm_90" if current_device().gfx != "sm_90" else "sm_100", 132, "", Solution("asm", "k"), us=1.0, bit_class="3f")]
+    here = table(tmp_path / "a", {GROUPS[0]: OURS})
+    rows = [Row(GROUPS[0], "sm_90" if current_device().gfx != "sm_90" else "sm_100", 132, "", Solution("asm", "k"), us=1.0, bit_class=OURS)]
     write_rows(Path(here), OP, [attrs.evolve(row, line=0) for row in rows])
 
     assert main(["bits", "--prove", here]) == 1

@@ -297,8 +297,8 @@ def test_batch_invariant_shapes_count_as_tuned_by_a_row_for_any_m(table: Path) -
 
 def test_a_stale_row_makes_its_class_stale(table: Path) -> None:
     """All M of the group are tuned again, because another class may be the best."""
-    classed = [row(attrs.evolve(SHAPES[3], m=m), libver=libver, bit_class="3f") for m, libver in ((0, "3"), (SHAPES[3].m, "2"))]
-    write_rows(table, OP, [*classed, row(attrs.evolve(SHAPES[0], m=0), bit_class="ab")])
+    classed = [row(attrs.evolve(SHAPES[3], m=m), libver=libver, bit_class="3f" * 8) for m, libver in ((0, "3"), (SHAPES[3].m, "2"))]
+    write_rows(table, OP, [*classed, row(attrs.evolve(SHAPES[0], m=0), bit_class="ab" * 8)])
 
     planned = plan(OP, LISTED, table, H200, Options(batch_invariant=True, stale=True), {"turbo": "3"})
 
@@ -308,7 +308,7 @@ def test_a_stale_row_makes_its_class_stale(table: Path) -> None:
 def test_classes_are_not_written_into_a_table_without_them(tmp_path: Path) -> None:
     """The error names the first such row and -o."""
     refuse_without_classes(tmp_path / "t.csv", OP)
-    write_rows(tmp_path / "t.csv", OP, [row(SHAPES[0], bit_class="3f"), row(SHAPES[1])])
+    write_rows(tmp_path / "t.csv", OP, [row(SHAPES[0], bit_class="3f" * 8), row(SHAPES[1])])
 
     with pytest.raises(TableError, match=r"t.csv:3: a row of no bit class.*-o"):
         refuse_without_classes(tmp_path / "t.csv", OP)

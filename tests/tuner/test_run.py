@@ -10,11 +10,14 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from tunedgemm.errors import LibtypeError
+from tunedgemm.dispatch.dispatcher import Dispatcher
+from tunedgemm.dispatch.settings import Settings
+from tunedgemm.errors import LibtypeError, TableError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import read_rows
+from tunedgemm.table.folders import home_folder
 from tunedgemm.testing.fakes import fake_backend, fake_registry, with_hooks
 from tunedgemm.testing.replay import read_trials
 from tunedgemm.tuner import Options, tune
@@ -49,7 +52,7 @@ def rows(path: Path) -> dict[int, str]:
     return {row.shape.m: row.solution.kernel_name for row in read_rows(path, OP)[0]}
 
 
-def test_the_fastest_bit_class_gets_a_row_for_each_m_and_one_for_any(tmp_path: Path) -> None:
+def test_the_fastest_bit_class_gets_a_row_for_each_m_and_one_for_any(tmp_path: Path, cpu) -> None:
     """Its members may differ by M; kernels whose rows depend on M are in no class, with the reason."""
     names = ("varies", "small", "large", "steady")
     us = dict.fromkeys(itertools.product(names, (1, 8, 100)), 20.0)
@@ -69,7 +72,23 @@ def test_the_fastest_bit_class_gets_a_row_for_each_m_and_one_for_any(tmp_path: P
     trials = [trial for trial in read_trials(table.with_name("t.trials.jsonl")) if trial.shape.m == 0]
     assert {trial.solution.kernel_name: trial.status for trial in trials} == {"varies": "batch_variant", "small": "ok", "large": "ok"}
     assert "at M = " in next(trial.detail for trial in trials if trial.status == "batch_variant")
+    dispatcher = Dispatcher(OP, registry, above=(table,), settings=Settings(batch_invariant=True))
+    served = {m: dispatcher.explain(attrs.evolve(GROUP[0], m=m), cpu).offer for m in (1, 37, 100, 5000)}
+    assert {m: offer.solution.kernel_name for m, offer in served.items()} == {1: "small", 37: "small", 100: "large", 5000: "small"}
+    assert {offer.bit_class for offer in served.values()} == {chosen.classes[0].label}
     assert len(tune(shapes=GROUP, output=table, options=options, registry=registry, bench=clock(us)).skipped) == 3
+
+
+def test_classes_have_a_table_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default is in the user folder; a table that the op's variable names must not have other rows."""
+    registry, options = fake_registry(fake_backend("turbo", solutions=("steady",), call=exact)), attrs.evolve(QUICK, batch_invariant=True)
+    report = tune(shapes=GROUP[:1], options=options, registry=registry, bench=clock({}))
+    plain = tune(shapes=GROUP[:1], options=QUICK, registry=registry, bench=clock({}))
+    monkeypatch.setenv(OP.columns.variable, str(plain.output))
+
+    assert report.output == home_folder() / "batch_invariant" / OP.columns.tuned_file != plain.output
+    with pytest.raises(TableError, match=r"a row of no bit class.* -o"):
+        tune(shapes=GROUP[:1], options=options, registry=registry, bench=clock({}))
 
 
 def test_a_group_that_was_not_finished_gets_no_class_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

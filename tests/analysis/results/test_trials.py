@@ -6,6 +6,7 @@ import gzip
 import json
 from pathlib import Path
 
+import attrs
 import pytest
 from tunedgemm.analysis.results import read_findings
 from tunedgemm.device import Device
@@ -65,6 +66,17 @@ def test_what_the_store_writes_is_read(tmp_path):
         assert {name: trial.us for name, trial in entry.trials.items()} == {
             name: trial.us for name, trial in from_profile.entries[key].trials.items()
         }
+
+
+def test_trials_of_bits_are_no_shapes(tmp_path):
+    """Those of M = 0 have a bit class and no time."""
+    store = Store(op_named("a16w16"), tmp_path / "bf16_tuned_gemm.csv")
+    store.open({"torch": "2.11.0"})
+    of_all_m = attrs.evolve(TRIALS[WIDE][0], shape=WIDE.with_m(0), us=0.0, bits="3f")
+    store.log(Place(H200), [*TRIALS[WIDE], of_all_m])
+    store.finish()
+
+    assert [shape for _, shape in read_findings([store.trials]).entries] == [WIDE]
 
 
 def test_a_failed_shape_has_its_reason(log):

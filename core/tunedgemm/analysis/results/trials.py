@@ -71,6 +71,9 @@ class _LogReader:
         return "" if kind == "end" else f"'kind' is unknown (got {str(kind)[:40]!r})"
 
     def _trial(self, fields: dict[str, Any]) -> str:
+        shape = fields.get("shape")
+        if type(shape) is dict and shape.get("m") == 0:
+            return ""  # bits for all M, without a time
         entry = self._entry(fields)
         if isinstance(entry, str):
             return entry
