@@ -10,6 +10,7 @@ from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device
 from tunedgemm.ops.op import Op
+from tunedgemm.ops.scale_order import of_any_m, order_of_all, with_order
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.table.row import Row
@@ -71,7 +72,7 @@ def _labels(rows: Iterable[Row]) -> dict[Shape, tuple[str, ...]]:
     found: dict[Shape, set[str]] = {}
     for row in rows:
         if row.bit_class and row.valid:
-            found.setdefault(row.shape.with_m(0), set()).add(row.bit_class)
+            found.setdefault(of_any_m(row.shape), set()).add(row.bit_class)
     return {group: tuple(sorted(labels)) for group, labels in found.items()}
 
 
@@ -80,9 +81,10 @@ def proved(rows: Sequence[Row], op: Op, device: Device, registry: Registry) -> I
     groups: dict[Shape, dict[Solution, list[Row]]] = {}
     for row in rows:
         if row.bit_class and row.valid and row.gfx in ("", device.gfx):
-            groups.setdefault(row.shape.with_m(0), {}).setdefault(row.solution, []).append(row)
+            groups.setdefault(of_any_m(row.shape), {}).setdefault(row.solution, []).append(row)
     for group, kernels in groups.items():
-        operands = StandardOperands(op, group, device.torch_device)
+        order = order_of_all(row.shape for own in kernels.values() for row in own if row.shape.m)
+        operands = StandardOperands(op, with_order(group, order), device.torch_device)
         for solution, own in kernels.items():
             found = _bits(operands, solution, {row.shape.m for row in own}, device, registry)
             refused = "; ".join(f"it refuses M = {m}: {reason}" for m, reason in found.refused if m in {row.shape.m for row in own})

@@ -21,6 +21,7 @@ from tunedgemm.device import Device, current_device
 from tunedgemm.dispatch.cache import LauncherCache
 from tunedgemm.dispatch.offer import NATIVE, Offer, complete, offer_of_row, why_of
 from tunedgemm.libtypes import BUILTIN
+from tunedgemm.ops.scale_order import of_any_m
 from tunedgemm.shape import Shape
 from tunedgemm.solution import ADD, Solution
 from tunedgemm.table.bit_classes import REMEDY
@@ -77,7 +78,7 @@ def decision_of(shape: Shape, device: Device, table: Table, registry: Registry, 
 
 
 def _key(shape: Shape, device: Device) -> tuple[Shape, Device, bool]:
-    return shape.with_m(0), device, device.is_present
+    return of_any_m(shape), device, device.is_present
 
 
 def _decide(shape: Shape, device: Device, table: Table, registry: Registry, untuned: tuple[str, ...]) -> Decision:
@@ -162,9 +163,9 @@ def report_no_class(explanation: Outcome, table: Table, cache: LauncherCache, bo
     if before.bit_class and explanation.passed_over and explanation.lasting:
         reason = explanation.passed_over[-1][1]
         table.decisions[key] = Decision(why=f"class {before} failed: {reason}")
-        for place in [place for place in list(bound) if place[0].with_m(0) == key[0]]:
+        for place in [place for place in list(bound) if of_any_m(place[0]) == key[0]]:
             bound.pop(place, None)
-        cache.drop(lambda served: served.shape.with_m(0) == key[0])
+        cache.drop(lambda served: of_any_m(served.shape) == key[0])
         _log.warning("%s: class %s failed, so torch's call serves every M, with other bits: %s", shape, before, reason)
     elif _REPLACED.isdisjoint(getattr(torch.library, "_impls", ())):
         warn_once(f"{shape.op} N={shape.n} K={shape.k} {shape.dtype}->{shape.outdtype}: {explanation.offer.why}")

@@ -10,6 +10,7 @@ default they are shuffled if the weight is; AITER also has plain weights with sh
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tunedgemm.errors import OperandError
@@ -99,6 +100,23 @@ def canonical_order(shape: Shape) -> Shape:
         return shape
     order = scale_order(shape)
     return shape if order == field_of(shape) else with_order(shape, order)
+
+
+def of_any_m(shape: Shape) -> Shape:
+    """Return the shape with M = 0 of a product's weight, equal for all orders of float32 scales.
+
+    The order of scales in memory changes no bits of a product.
+    """
+    shape = shape.with_m(0)
+    return with_order(shape, ROW) if field_of(shape) in (M_MAJOR, M_MAJOR_PADDED) else shape
+
+
+def order_of_all(shapes: Iterable[Shape]) -> str:
+    """Return the order that scales have at every M, from the canonical shapes of some M."""
+    orders = {(field_of(shape), shape.m % FLOATS > 0) for shape in shapes}
+    if (M_MAJOR, True) in orders:
+        return M_MAJOR
+    return M_MAJOR_PADDED if any(order in (M_MAJOR, M_MAJOR_PADDED) for order, _ in orders) else next(iter(orders))[0]
 
 
 def stated_order(shape: Shape) -> dict[str, str]:

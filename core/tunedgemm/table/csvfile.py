@@ -11,6 +11,7 @@ import attrs
 
 from tunedgemm.errors import TableError, TunedGemmError, UserError
 from tunedgemm.ops import DEFAULT_OP, op_named, ops
+from tunedgemm.ops.scale_order import of_any_m
 from tunedgemm.table.bit_classes import one_class
 from tunedgemm.table.columns import (
     BIT_CLASS,
@@ -242,7 +243,7 @@ def _upsert_locked(path: Path, op: Op, rows: Iterable[Row], sort: bool, *, super
         if key in without:
             continue
         if key is None or key not in fresh:
-            group = classes.get((*key[:3], key[3].with_m(0))) if key is not None and classes else None
+            group = classes.get((*key[:3], of_any_m(key[3]))) if key is not None and classes else None
             if group is None or own_cell(record.cells, BIT_CLASS) in ("", group):
                 records.append(record)
         elif key in waiting:

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import attrs
 from tunedgemm.device import Device
 from tunedgemm.libtypes import rank
 from tunedgemm.ops.padded_m import serving
+from tunedgemm.ops.scale_order import of_any_m
 from tunedgemm.products import are_alike, difference, with_memory
 from tunedgemm.table.bit_classes import class_faults, warn_of_plain_files
 from tunedgemm.table.csvfile import Problem
@@ -232,7 +233,7 @@ class Table:
 
     def pin(self, shape: Shape, device: Device) -> Match | None:
         """Return the row with M = 0 that determines the class of a shape's group; None without one."""
-        return next((match for match in self._matches(shape.with_m(0), device) if not match.row.shape.m), None)
+        return next((match for match in self._matches(of_any_m(shape), device) if not match.row.shape.m), None)
 
     def _matches(self, shape: Shape, device: Device) -> Iterator[Match]:
         """Yield the rows that may serve a shape, whatever their class."""
@@ -287,7 +288,7 @@ class Table:
     def _buckets(self, shape: Shape, device: Device) -> list[_Bucket]:
         index, units = self._index, device.cu_num
         keys: list[tuple[int, _Product, int]] = []
-        for equivalent in self.op.equivalent_shapes(shape) if not self.invariant else [shape] if key_shape(shape) == shape else []:
+        for equivalent in self._equivalents(shape):
             kind = kind_of(equivalent)
             by_units = index.kinds.get(kind)
             if by_units is not None:
@@ -310,6 +311,14 @@ class Table:
                     if rows is not None:
                         buckets.append((rows, m, rungs[m], product, cu_num))
         return buckets
+
+    def _equivalents(self, shape: Shape) -> Iterable[Shape]:
+        """Return the shapes whose rows may serve a shape; in batch-invariant mode without one of other bits."""
+        equivalents = self.op.equivalent_shapes(shape)
+        if not self.invariant:
+            return equivalents
+        group = of_any_m(shape)
+        return [each for each in equivalents if of_any_m(each) == group == key_shape(group)]
 
     def _ordered(self, rows: int | list[int]) -> list[int]:
         """Return the valid row numbers of a key, best first.

@@ -16,6 +16,7 @@ from tunedgemm.errors import TableError, TunedGemmError
 from tunedgemm.libtypes import canonical, libtype_of_kernel, stand_in
 from tunedgemm.ops import ops
 from tunedgemm.ops.op import as_they_are
+from tunedgemm.ops.scale_order import of_any_m
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.columns import BIT_CLASS, foreign_columns, own_names, sizes
@@ -120,7 +121,7 @@ class Row:
     @property
     def group(self) -> tuple[str, int, str, Shape]:
         """Return the key without M: rows of one group must have one bit class."""
-        return self.gfx, self.cu_num, self.device, self.shape.with_m(0)
+        return self.gfx, self.cu_num, self.device, of_any_m(self.shape)
 
     @property
     def key(self) -> tuple[str, int, str, Shape]:

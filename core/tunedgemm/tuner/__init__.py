@@ -18,6 +18,7 @@ from tunedgemm.device import Device
 from tunedgemm.errors import LibtypeError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.op import Op
+from tunedgemm.ops.scale_order import order_of_all, with_order
 from tunedgemm.shape import Shape
 from tunedgemm.table.folders import table_paths, tuned_path
 from tunedgemm.tuner.class_search import ClassSearch
@@ -181,7 +182,8 @@ class _Run:
             for tasks in groups([*(outcome.task for outcome in by_shape.values()), *waiting]):
                 outcomes = [by_shape[task.shape] for task in tasks if task.shape in by_shape]
                 if len(outcomes) == len(tasks) and all(outcome.winner for outcome in outcomes):
-                    found.append(Group(group_of(tasks[0].shape), outcomes, tuners[0].ranks, place.device.kind))
+                    shape = with_order(group_of(tasks[0].shape), order_of_all(task.shape for task in tasks))
+                    found.append(Group(shape, outcomes, tuners[0].ranks, place.device.kind))
             chosen, partial = ClassSearch(found, functools.partial(self._more, tuners)).run()
             waiting += [outcome.task for group in partial for outcome in group.outcomes]
             for each in (one for one in chosen if one.rows):

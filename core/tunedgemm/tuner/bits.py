@@ -18,15 +18,19 @@ from tunedgemm.backends.launcher import Launcher
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, plain_weight, shuffle_weight
 from tunedgemm.ops.formats.tensor_bytes import fingerprint, overwrite
 from tunedgemm.ops.op import Op
+from tunedgemm.ops.scale_order import BLOCK, blocks
 from tunedgemm.process.plugin_guard import described
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Unsupported
 
 #: M at which bits are compared: around the edges of tiles, and ragged ones.
 SIZES = (1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 255, 256, 512, 1000, 4096)
-#: Different rows of x; row i has content i modulo this prime, so each content meets every place in
-#: a tile.
-CONTENTS = 17
+#: Different rows of x; row i has content i modulo this prime, so each content meets many places in
+#: a tile. They are many, because two kernels that round one float32 operation in another way differ
+#: in one of 100,000 outputs of 16 bits.
+CONTENTS = 257
+#: Most calls at an M whose rows were hashed at another one: the others show nothing new.
+_CALLS = 4
 #: Largest exponent of the pairs of elements that cancel, by dtype: their sums are in magnitude
 #: that much above the result, so that a result shows how partial sums were rounded.
 _CANCELLING = {"bf16": 10, "fp16": 8, "fp8_e4m3fn": 5, "fp8_e4m3fnuz": 5, "fp8_e5m2": 8, "fp8_e5m2fnuz": 8}
@@ -36,8 +40,6 @@ _MANTISSA = {
 }  # fmt: skip
 #: Exponent of the largest scale of int8, whose sums are large, so that fp16 holds the products.
 _INT8_SCALE = -7
-#: Columns of a block of scales: elements cancel inside one.
-_BLOCK = 128
 #: Elements that are computed at a time: 128 MiB as integers.
 _SLICE = 1 << 24
 _WORD = (1 << 63) - 1
@@ -85,6 +87,8 @@ class StandardOperands:
 
     def __init__(self, op: Op, shape: Shape, device: torch.device) -> None:
         self.op, self.of, self.shape, self._device = op, shape, shape.with_m(CONTENTS), device
+        whole = shape.k // BLOCK if shape.scale == "block" else 0
+        self._blocks = _halves(whole, device) if whole > 1 else None
         self._made: dict[tuple[int, int], tuple[Any, ...]] = {}
         self._contents: dict[int, tuple[torch.Tensor, tuple[Any, ...]]] = {}  # by id, with the fingerprint when made
         if op.operands[:2] != ("x", "weight"):
@@ -117,12 +121,15 @@ class StandardOperands:
         if isinstance(operand, ShuffledWeight):
             target = torch.empty_like(memory)
         rows = target if target.dim() == 2 else target.reshape(-1, target.shape[-1])
+        by_block = "scale" in name and self._blocks is not None and rows.shape[1] == blocks(self.shape.k)
         largest_scale = 0 if "scale" not in name else 2 ** (_INT8_SCALE if self.shape.dtype == "int8" else 1)
         pairs = self._pairs(rows) if name in ("x", "weight") else None
         for numbers in torch.arange(rows.shape[0], device=rows.device).split(max(1, _SLICE // rows.shape[1])):
             values = _values(numbers, rows.shape[1], place, operand.dtype, largest_scale)
             if pairs is not None:
                 _cancel(values, pairs, is_x=name == "x")
+            if by_block and self._blocks is not None:  # blocks cancel only at equal scales
+                values[:, self._blocks[1]] = values[:, self._blocks[0]]
             into = rows[numbers[0] : numbers[0] + len(numbers)]
             overwrite(into, values.to(operand.dtype) if values.is_floating_point() else values.view(operand.dtype))
         if isinstance(operand, ShuffledWeight):
@@ -131,20 +138,27 @@ class StandardOperands:
     def _pairs(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
         """Return the columns of pairs of elements that cancel, and their exponents; None if none do.
 
-        Pairs lie at all distances; those of scaled blocks lie inside one. At least every eighth
-        does not cancel, so that a short row is not all zeros.
+        Pairs lie at all distances; those of scaled blocks lie in two blocks of equal scales. At
+        least every eighth does not cancel, so that a short row is not all zeros.
         """
         largest, k, device = _CANCELLING.get(self.shape.dtype, 0), self.shape.k, rows.device
-        span = _BLOCK if self.shape.scale == "block" else k
-        whole = k // span * span
-        if not largest or whole < 4 or rows.shape[1] != k:
+        if not largest or k < 4 or rows.shape[1] != k or (self.shape.scale == "block" and self._blocks is None):
             return None
-        keys = _mixed(torch.arange(whole, device=device) + (7 << 40)).reshape(-1, span)
-        order = keys.argsort(dim=1) + torch.arange(0, whole, span, device=device).reshape(-1, 1)
-        left, right = (order[:, first : first + span // 2].reshape(-1) for first in (0, span // 2))
+        if self._blocks is None:
+            left, right = _halves(k, device)
+        else:
+            columns = torch.arange(BLOCK, device=device)
+            left = (self._blocks[0].reshape(-1, 1) * BLOCK + columns).reshape(-1)
+            right = (self._blocks[1].reshape(-1, 1) * BLOCK + torch.cat(_halves(BLOCK, device))).reshape(-1)
         exponents = _mixed(left + (9 << 40)) % (largest + 1)
         used = (exponents > 0) & (torch.arange(len(left), device=device) % 8 > 0)
         return left[used], right[used], exponents[used]
+
+
+def _halves(count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return two halves of the numbers below *count*, shuffled; an odd one is left out."""
+    order = _mixed(torch.arange(count, device=device) + (7 << 40)).argsort()
+    return order[: count // 2], order[count // 2 : count // 2 * 2]
 
 
 def _mixed(numbers: torch.Tensor) -> torch.Tensor:
@@ -194,14 +208,14 @@ def measure(operands: StandardOperands, bind: Bind, sizes: Iterable[int] = SIZES
     refused: list[tuple[int, str]] = []
     fault, raised = "", False
     try:
-        for m in sizes:
+        for m in sorted(sizes, reverse=True):
             launcher = bind(operands.op.canonical(operands.shape.with_m(m)))
             if isinstance(launcher, Unsupported):
-                refused.append((m, launcher.reason))
+                refused.insert(0, (m, launcher.reason))
             elif fault := next(_differences(rows, operands, launcher, m), ""):
                 break
             else:
-                served.append(m)
+                served.insert(0, m)
     except Exception as error:  # a kernel may raise anything
         fault, raised = described(error), True
     return Bits(tuple(rows[content] for content in sorted(rows)), tuple(served), fault, tuple(refused), raised)
@@ -210,15 +224,16 @@ def measure(operands: StandardOperands, bind: Bind, sizes: Iterable[int] = SIZES
 def _differences(rows: dict[int, int], operands: StandardOperands, launcher: Launcher, m: int) -> Iterator[str]:
     """Add the hashes of the rows of M; yield which row differs from an earlier one.
 
-    Of a small M, each content is in some call.
+    At the largest M each content is in some call, at others in one of a few.
     """
-    for first in range(0, CONTENTS, m) if m < CONTENTS else (0,):
+    calls = range(0, CONTENTS, m)
+    for first in calls[:_CALLS] if len(rows) == CONTENTS else calls:
         with torch.no_grad():
             hashes = row_hashes(launcher.call(*operands.at(m, first)), m)
         for place, found in enumerate(hashes):
             content = (first + place) % CONTENTS
             if rows.setdefault(content, found) != found:
-                yield f"row {place} at M = {m} has other bits than at a smaller M or another place"
+                yield f"row {place} at M = {m} has other bits than at another M or place"
 
 
 def row_hashes(out: torch.Tensor, m: int) -> list[int]:

@@ -10,6 +10,7 @@ import attrs
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops import op_named
 from tunedgemm.ops.padded_m import serving
+from tunedgemm.ops.scale_order import of_any_m
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
@@ -51,7 +52,7 @@ class Group:
     """The shapes of one (N, K) with all their timings.
 
     Attributes:
-        shape: the shape with M = 0.
+        shape: the shape with M = 0, and with the order of scales in which bits are measured.
         outcomes: the outcome of each M.
         ranks: maps a libtype that may be stored to its rank for ties.
         kind: the kind of the device.
@@ -214,7 +215,7 @@ class Group:
         costs.sort(key=lambda cost: (cost.label != first, not cost.cost, cost.cost, -cost.kernels))
         if not fits:
             return ChosenClass(self.shape, tuple(costs), reason=self._why_none())
-        pin = attrs.evolve(fits[0].pin, shape=self.shape)
+        pin = attrs.evolve(fits[0].pin, shape=of_any_m(self.shape))
         rows = [attrs.evolve(row, bits=first) for row in (*fits[0].rows.values(), pin)]
         return ChosenClass(self.shape, tuple(costs), tuple(rows))
 

@@ -16,6 +16,7 @@ from tunedgemm.errors import TableError
 from tunedgemm.ops import ops
 from tunedgemm.ops.op import Op
 from tunedgemm.ops.padded_m import serving
+from tunedgemm.ops.scale_order import of_any_m
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Problem, Row, key_shape, problem_lines, read_rows
@@ -180,7 +181,7 @@ def groups(tasks: Iterable[Task]) -> list[tuple[Task, ...]]:
 
 def group_of(shape: Shape) -> Shape:
     """Return the key of a row for any M, with M = 0."""
-    return key_shape(attrs.evolve(shape, m=0))
+    return key_shape(of_any_m(shape))
 
 
 def _by_sizes(shape: Shape) -> tuple[int, int, int, str]:

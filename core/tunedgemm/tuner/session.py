@@ -120,7 +120,10 @@ class Session:
         """Return the solutions of a backend."""
         backend = self._backend(libtype)
         most = self.options.candidates or (QUICK.most if self.is_quick(libtype, shape.op) else 0)
-        return self._keeping_switches(lambda: candidates(shape, self.device, backend, most))
+        listed = self._keeping_switches(lambda: candidates(shape, self.device, backend, most))
+        if self.options.batch_invariant and (choice := self._keeping_switches(lambda: backend.invariant_fallback(shape, self.device))):
+            return tuple(dict.fromkeys([*listed, choice]))  # some kernels are made for a class, and listed nowhere else
+        return listed
 
     def why_none(self, libtype: str, shape: Shape) -> str:
         """Return why a backend offers no solution."""
