@@ -1,4 +1,5 @@
-"""Engines of `engine_speed.py` in their child processes: vLLM and SGLang, with random weights.
+"""Engines of `engine_speed.py`, `engine_start.py` and `engine_bits.py` in their child processes: vLLM
+and SGLang, with random weights.
 
 This file imports neither torch nor tunedgemm at its top: an engine alone must not load tunedgemm.
 """
@@ -177,6 +178,67 @@ class Vllm:
             tokens = zip(chosen.token_ids, chosen.logprobs, strict=True)
             answers.append([(token, {other: entry.logprob for other, entry in likely.items()}) for token, likely in tokens])
         return answers
+
+    def exact(self, batches: list[list[tuple[int, int, int]]], top: int) -> list[list[list[str]]]:
+        """Return the tokens of each request of each batch, with log probabilities bit for bit.
+
+        A token's text is its number, then the most likely numbers, each with its log probability.
+
+        Args:
+            batches: requests served together: seed, length of the prompt, tokens to decode.
+            top: how many tokens are listed.
+        """
+        from vllm import SamplingParams
+
+        answers = []
+        for batch in batches:
+            prompts = [self._prompts(1, length, seed)[0] for seed, length, _ in batch]
+            asked = [
+                SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0, detokenize=False, logprobs=top) for *_, tokens in batch
+            ]
+            chosen = [output.outputs[0] for output in self._llm.generate(prompts, asked, use_tqdm=False)]
+            answers.append(
+                [
+                    [" ".join((str(token), *_hexadecimal(likely))) for token, likely in zip(each.token_ids, each.logprobs, strict=True)]
+                    for each in chosen
+                ]
+            )
+        return answers
+
+    def decode_kernels(self, batch: int, steps: int) -> dict[str, tuple[int, float]]:
+        """Return the kernels of decoding steps of a batch: name -> launches and microseconds."""
+        from vllm import SamplingParams
+
+        engine, tokens = self._llm.llm_engine, dict[str, int]()
+        params = SamplingParams(max_tokens=steps + SHORT, ignore_eos=True, temperature=0, detokenize=False)
+        for place, prompt in enumerate(self._prompts(batch, PROMPT, 0)):
+            engine.add_request(f"kernels-{batch}-{place}", prompt, params)
+        while len(tokens) < batch or min(tokens.values()) < SHORT // 2:  # the prompts are done
+            tokens |= {output.request_id: len(output.outputs[0].token_ids) for output in engine.step()}
+        self._llm.collective_rpc("begin_kernels")
+        for _ in range(steps):
+            engine.step()
+        [kernels] = self._llm.collective_rpc("end_kernels")
+        while engine.has_unfinished_requests():
+            engine.step()
+        return kernels  # type: ignore[no-any-return, unused-ignore]
+
+    def prefill_kernels(self, batch: int, length: int) -> dict[str, tuple[int, float]]:
+        """Return the kernels of the prefill of so many prompts: name -> launches and microseconds."""
+        self.prefill(batch, length, 1)
+        self._llm.collective_rpc("begin_kernels")
+        self.prefill(batch, length, 2)
+        [kernels] = self._llm.collective_rpc("end_kernels")
+        return kernels  # type: ignore[no-any-return, unused-ignore]
+
+    def layers(self, sizes: list[int]) -> list[dict[str, Any]]:
+        """Return digests of the outputs of all linear layers for each number of rows of x."""
+        [rows] = self._llm.collective_rpc("bits_of_layers", args=(sizes,))
+        return rows  # type: ignore[no-any-return, unused-ignore]
+
+
+def _hexadecimal(likely: dict[int, Any]) -> list[str]:
+    return [f"{token}:{float(entry.logprob).hex()}" for token, entry in sorted(likely.items())]
 
 
 class Sglang:

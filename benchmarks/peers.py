@@ -4,13 +4,17 @@ deepgemm
     DeepGEMM: bf16, and fp8 with scales by block. From `deep_gemm`, or from the copy in an installed
     vLLM. It compiles a kernel for each shape at its first call, with nvcc. For `fmoe` its two
     grouped products alone, over rows that are sorted and quantised already: a floor.
+persistent
+    The product that vLLM's batch-invariant mode runs for bf16, with its tables.
 vllm
     The CUTLASS products of vLLM: fp8 and int8 with scales by tensor or row, fp8 with scales by
     block. From the library of an installed vLLM. For `fmoe` its experts by the plugin `vllm`, with
-    scales by row: the same bytes of weights, other results.
+    scales by row: the same bytes of weights, other results. With ``VLLM_BATCH_INVARIANT=1`` in the
+    environment they are those of that mode.
 
-vLLM itself is not imported, which takes seconds. Each product is compared with the reference, and a
-wrong one is not timed: vLLM takes the scales of x for M-major, whatever their strides.
+vLLM itself is imported for `persistent` only, which takes seconds. Each product is compared with
+the reference, and a wrong one is not timed: vLLM takes the scales of x for M-major, whatever their
+strides.
 """
 
 from __future__ import annotations
@@ -155,7 +159,34 @@ def _vllm(shape: Shape) -> Callable[..., torch.Tensor]:
     return {"a8w8": scaled, "a8w8_blockscale": scaled}[shape.op]
 
 
-PEERS = {"deepgemm": _deepgemm, "vllm": _vllm}
+#: Modules of vLLM's batch-invariant mode, the newer one first.
+_MODES = ("vllm.model_executor.determinism.batch_invariant", "vllm.model_executor.layers.batch_invariant")
+
+
+@functools.cache
+def batch_invariant_mode() -> Any:
+    """Import vLLM's batch-invariant mode, which changes nothing of torch before it is switched on.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    faults = []
+    for name in _MODES:
+        try:
+            return importlib.import_module(name)
+        except ImportError as error:
+            faults.append(str(error))
+    raise UserError(f"persistent: vLLM's batch-invariant mode cannot be imported ({'; '.join(faults)}); install vLLM")
+
+
+def _persistent(shape: Shape) -> Callable[..., torch.Tensor]:
+    if shape.op != "a16w16":
+        raise KeyError(shape.op)
+    library = batch_invariant_mode()
+    return library.linear_batch_invariant
+
+
+PEERS = {"deepgemm": _deepgemm, "persistent": _persistent, "vllm": _vllm}
 
 
 def peer(name: str, shape: Shape) -> Launcher | str:

@@ -33,7 +33,7 @@ from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import Registry
 from tunedgemm.backends.untuned import choices, untuned_libtypes
 from tunedgemm.device import Device, current_device
-from tunedgemm.dispatch.choice import NATIVE
+from tunedgemm.dispatch.offer import NATIVE
 from tunedgemm.ops import ops
 from tunedgemm.ops.op import Op
 from tunedgemm.products import measured_near

@@ -17,6 +17,9 @@ samples kept.
 
     python benchmarks/speed.py --table t.csv --shapes layers --layout columns128 --plain t.csv
 
+    python benchmarks/speed.py --table HOME/batch_invariant/bf16_tuned_gemm.csv --shapes layers \\
+        --unconstrained HOME/bf16_tuned_gemm.csv --arms persistent
+
 A gain is the median of the per-round ratios, torch over the winner, with its 95 % interval by order
 statistics. Torch is F.linear; for a quantised op it is torch's own call for the shape:
 `torch._scaled_mm` where it has one. ``--arms`` adds subjects to the same rounds:
@@ -28,12 +31,16 @@ offered
     took.
 op
     Our op in a compiled graph.
-deepgemm, vllm
+deepgemm, persistent, vllm
     Kernels of other projects, see `peers.py`.
 any other name
     Another of torch's routes to the result.
 
 ``--rivals`` names tables whose winners are timed in the same rounds, each under its backend's name.
+
+With ``--unconstrained`` the table counts as in batch-invariant mode: the winners are kernels of bit
+classes, and that of the other table (without one, of the default tables) is timed next to each. The
+summary says what a class costs: its time over the unconstrained one.
 
 ``--layout`` asks for shapes with shuffled weights. F.linear and torch's own calls still take plain
 ones. So do the winners of the table named by ``--plain``, timed in the same rounds. All of them get
@@ -87,7 +94,7 @@ from tunedgemm.tuner.rounds import Workload
 from tunedgemm.tuner.trial import Samples
 
 DEFAULT, AGAIN = Solution("torch", "native"), Solution("torch", "native-again")
-PLAIN = Solution("torch", "plain-weight")
+PLAIN, UNCONSTRAINED = Solution("torch", "plain-weight"), Solution("rival", "unconstrained")
 #: Arm -> what is compiled. Each is on a separate line: the compiler keeps what it made by the
 #: code object.
 FUNCTIONS = {
@@ -99,6 +106,8 @@ COMPILED = tuple(FUNCTIONS)
 #: Microseconds of a launch in a graph, its ramp included; and bytes of a product from which the
 #: floor is judged.
 RAMP_US, LARGE = 1.5, 16e6
+#: Key of the unconstrained winner's time over the class's.
+OVER = f"over_{UNCONSTRAINED.kernel_name}"
 
 
 def ceilings() -> dict[str, float]:
@@ -200,6 +209,13 @@ def winners(rivals: list[TunedGemm], shape: Shape) -> dict[Solution, Launcher]:
     return {Solution("rival", answer.offer.solution.libtype): winner(rival, shape) for rival, answer in offers if answer.tuned}
 
 
+def unconstrained_arm(rival: TunedGemm | None, shape: Shape) -> tuple[dict[Solution, Launcher], dict[str, str]]:
+    """Return the winner outside batch-invariant mode as a subject, and its name for the row."""
+    if rival is None:
+        return {}, {}
+    return {UNCONSTRAINED: winner(rival, shape)}, {"unconstrained": str(rival.of(shape.op).explain(shape).offer.solution)}
+
+
 def arms_of(gemm: TunedGemm, plain: TunedGemm | None, shape: Shape, names: list[str]) -> tuple[dict[Solution, Launcher], dict[str, str]]:
     """Return the further subjects of a shape, and what Inductor took in those that it compiled."""
     arms, took = {}, {}
@@ -252,6 +268,12 @@ def compare(gemm: TunedGemm, layer: str, shape: Shape, rounds: int, others: dict
     }  # fmt: skip
 
 
+def cost(rows: list[dict[str, Any]]) -> str:
+    """Return the words for the time of the classes over that of the unconstrained winners."""
+    ratios = [1 / row[OVER][0] for row in rows if OVER in row]
+    return f"; class over unconstrained {geometric_mean(ratios):.3f}, at most {max(ratios):.3f}" if ratios else ""
+
+
 def summarise(results: list[dict[str, Any]]) -> list[str]:
     """Return the lines that are printed and that the committed result carries."""
     lines = []
@@ -261,14 +283,15 @@ def summarise(results: list[dict[str, Any]]) -> list[str]:
         line = f"M={m}: geometric mean {geometric_mean(gains):.3f} over {len(gains)} shapes, slowest {min(gains):.3f}"
         large = [row["tuned_us"] / row["floor_us"] for row in rows if row.get("bytes", 0) >= LARGE]
         line += f"; over the floor {geometric_mean(large):.3f}, at most {max(large):.3f}, for products from 16 MB" if large else ""
-        for name in sorted({key for row in results for key in row if key.startswith("over_")}):
+        for name in sorted({key for row in results for key in row if key.startswith("over_")} - {OVER}):
             ratios = [row[name][0] for row in rows if name in row]
             line += f"; over {name[5:]} {geometric_mean(ratios):.3f}, slowest {min(ratios):.3f}" if ratios else ""
-        lines.append(line)
+        lines.append(line + cost(rows))
     gains = [row["gain"] for row in results]
     slower = sum(row["high"] < SLOWER for row in results)
     lines.append(
         f"all: geometric mean {geometric_mean(gains):.3f} over {len(gains)} shapes, slowest {min(gains):.3f}, slower than torch: {slower}"
+        + cost(results)
     )
     return lines
 
@@ -292,6 +315,9 @@ def parsed(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--layout", default="", help="of the weights of a subset's shapes (default: plain, or AITER's (16, 16))")
     parser.add_argument("--scale-order", default=ROW, choices=ORDERS, help="of the block scales of a subset's x (default: %(default)s)")
     parser.add_argument("--rivals", type=Path, nargs="+", default=[], help="tuned CSVs of other backends whose winners are timed too")
+    parser.add_argument(
+        "--unconstrained", nargs="?", const="", metavar="TABLE", help="judge bit classes: time this table's winners, of any bits, too"
+    )
     parser.add_argument("--plain", type=Path, help="tuned CSV of plain weights whose winners are timed too")
     parser.add_argument(
         "--arms", nargs="+", default=[], help=f"further subjects: {', '.join(COMPILED)}, {', '.join(PEERS)}, or a route of torch's"
@@ -306,9 +332,9 @@ def parsed(words: list[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def loaded(table: Path | None, op: str) -> TunedGemm:
+def loaded(table: str | Path | None, op: str, *, batch_invariant: bool = False) -> TunedGemm:
     """Return a dispatcher of one table, or of the default ones."""
-    gemm = TunedGemm(settings=Settings())
+    gemm = TunedGemm(settings=Settings(batch_invariant=batch_invariant))
     if table:
         gemm.load_config(table, op)
     return gemm
@@ -317,7 +343,9 @@ def loaded(table: Path | None, op: str) -> TunedGemm:
 def main(words: list[str] | None = None) -> int:
     """Compare and print; exit 1 if a shape is slower."""
     arguments = parsed(words)
-    gemm = loaded(arguments.table, arguments.op)
+    judges_classes = arguments.unconstrained is not None
+    gemm = loaded(arguments.table, arguments.op, batch_invariant=judges_classes)
+    unconstrained = loaded(arguments.unconstrained, arguments.op) if judges_classes else None
     plain = loaded(arguments.plain, OF_PLAIN.get(arguments.op, arguments.op)) if arguments.plain else None
     rivals = [loaded(table, arguments.op) for table in arguments.rivals]
     about = head(
@@ -331,7 +359,8 @@ def main(words: list[str] | None = None) -> int:
         if arguments.budget and time.monotonic() - start > arguments.budget:
             break
         others, took = arms_of(gemm, plain, shape, arguments.arms)
-        row = compare(gemm, layer, shape, arguments.rounds, winners(rivals, shape) | others) | took
+        other, name = unconstrained_arm(unconstrained, shape)
+        row = compare(gemm, layer, shape, arguments.rounds, winners(rivals, shape) | other | others) | took | name
         row |= {"floor_us": floor_us(shape, rate), "bytes": op_named(arguments.op).bytes_moved(shape)} if rate else {}
         results.append(row)
         show(row)

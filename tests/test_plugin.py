@@ -13,10 +13,11 @@ Backend CONTRACT Columns Command Device LaunchError Launcher Op Option OutOfReso
 Tolerance TunedGemmError Unsupported UserError device_of hookimpl
 """,
     launching: """
-ARCHITECTURES CallPlan Driver DriverInterface ForkSafeLock KernelFunction Launch LaunchPlan MapDescription Rates TensorMap Work
-call_of device_context driver_interface dtype_bits environment_with first_usable launch_of load_fault load_function loaded_driver
-mapped_files may_guess on_device parse_dtype predict_us read_rates scale_order scale_strides scratch semaphores short_dtype
-stand_ins switched_on torch_dtype torch_launcher unit_peak_over unusual_experts warn_once workspace
+ARCHITECTURES CallPlan Driver DriverInterface ForkSafeLock KernelFunction Launch LaunchPlan MapDescription PRODUCT Rates
+TensorMap Work X_THEN_W call_of device_context driver_interface dtype_bits environment_with first_usable launch_of load_fault
+load_function loaded_driver mapped_files may_guess on_device parse_dtype predict_us read_rates scale_order scale_strides scratch
+semaphores short_dtype stand_ins sum_order switched_on torch_dtype torch_launcher unit_peak_over unusual_experts warn_once
+workspace
 """,
     files: """
 SignatureError artifact cache_folder check_signature expanded folder_of_entry home_folder open_regular private_folder

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # what `__getattr__` returns, for type checkers and editors
     from tunedgemm.dispatch.tuned_gemm import call as call
     from tunedgemm.dispatch.tuned_gemm import dispatcher as dispatcher
     from tunedgemm.dispatch.tuned_gemm import reload as reload
+    from tunedgemm.dispatch.tuned_gemm import set_batch_invariant as set_batch_invariant
     from tunedgemm.dispatch.tuned_gemm import tgemm as tgemm
     from tunedgemm.integrations.conversion import convert as convert
     from tunedgemm.integrations.conversion import refresh as refresh
@@ -67,7 +68,7 @@ if TYPE_CHECKING:  # what `__getattr__` returns, for type checkers and editors
 
 _INSTANCE, _GRAPHS = "tunedgemm.dispatch.tuned_gemm", "tunedgemm.integrations.graph_ops"
 _HOME = {
-    **dict.fromkeys(("TunedGemm", "call", "dispatcher", "reload", "tgemm"), _INSTANCE),
+    **dict.fromkeys(("TunedGemm", "call", "dispatcher", "reload", "set_batch_invariant", "tgemm"), _INSTANCE),
     **dict.fromkeys(("explain", "fingerprint", "is_tuned"), "tunedgemm.dispatch.explain"),
     **dict.fromkeys(("prewarm", "unbound"), "tunedgemm.dispatch.prewarm"),
     **dict.fromkeys(("convert", "refresh"), "tunedgemm.integrations.conversion"),

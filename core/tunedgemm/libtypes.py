@@ -17,6 +17,10 @@ RANK = ("hipblaslt", "cublaslt", "asm", "skinny", "triton", "ck", "cktile", "cut
 #: Libtypes that may serve untuned calls, in order; TUNEDGEMM_FALLBACK overrides it.
 UNTUNED = ("hipblaslt", "triton", "asm", "skinny", "ck")
 
+#: The same in batch-invariant mode. There a backend answers for every weight that it takes, so the
+#: faster one comes first.
+INVARIANT = ("asm", "triton")
+
 #: Libtypes that serve untuned calls on one kind of device -> the kind. Elsewhere they are not
 #: loaded for these.
 UNTUNED_KINDS = {"ck": "amd"}

@@ -69,10 +69,10 @@ class Solution:
         deterministic: whether repeated runs are bitwise equal, as claimed by the backend and
             verified by the tuner.
         batch_invariant: whether the bits of a row are independent of M, claimed and verified alike.
+        extra: further columns of the op, as sorted pairs.
         sum_order: name of the order in which the kernel adds products and rounds; "" for one that
             is unknown or depends on M. For one N, K, dtypes and epilogue, kernels of equal name
             give equal bits, whatever their backend, tile and M: a claim that the tuner verifies.
-        extra: further columns of the op, as sorted pairs.
     """
 
     libtype: str = attrs.field(validator=attrs.validators.matches_re(r"[A-Za-z0-9_.+-]+"))
@@ -81,8 +81,8 @@ class Solution:
     solidx: int = attrs.field(default=0, validator=_whole, eq=False)
     deterministic: bool = attrs.field(default=True, validator=_claim, eq=False)
     batch_invariant: bool = attrs.field(default=False, validator=_claim, eq=False)
-    sum_order: str = attrs.field(default="", validator=_name, eq=False)
     extra: tuple[tuple[str, int | str], ...] = attrs.field(default=(), validator=_extra, eq=False)
+    sum_order: str = attrs.field(default="", validator=_name, eq=False)
 
     def __str__(self) -> str:
         split = f" splitK={self.split_k}" if self.split_k else ""

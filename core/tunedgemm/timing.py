@@ -29,7 +29,7 @@ STATUSES = {
     "fault": "the device faulted (illegal address or the like), which ended its process",
     "leaks": "every call leaks memory",
     "nondeterministic": "repeated runs gave other bits, under --deterministic",
-    "batch_variant": "a row's bits depend on M, under --batch-invariant",
+    "batch_variant": "a row's bits depend on M or its place, under --batch-invariant",
 }
 
 
@@ -66,7 +66,8 @@ class Timing:
         throttled: throttling reason; "" if none or unknown.
         deterministic: whether repeated runs were bitwise equal; None if not tested.
         batch_invariant: whether rows were bitwise equal for several M; None if not tested.
-        detail: the reason of a status other than ``ok``.
+        bits: label of the bit class, in trials of M = 0; see `tunedgemm.tuner.bits`.
+        detail: the reason of a status other than ``ok``; in trials of M = 0, also the M refused.
     """
 
     shape: Shape
@@ -81,6 +82,7 @@ class Timing:
     throttled: str = attrs.field(default="", validator=_TEXT)
     deterministic: bool | None = attrs.field(default=None, validator=_FLAG)
     batch_invariant: bool | None = attrs.field(default=None, validator=_FLAG)
+    bits: str = attrs.field(default="", validator=_TEXT)
     detail: str = attrs.field(default="", validator=_TEXT)
 
     @property

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from typing import Any
 
+import attrs
 import torch
 from tunedgemm import dispatcher
 from tunedgemm.integrations import current_device, read
@@ -15,13 +17,15 @@ from tunedgemm.tools.files import artifact
 from tunedgemm_engines import ahead
 from tunedgemm_engines.phases import phase
 from tunedgemm_engines.routes import Route, routes, rows_of
-from tunedgemm_engines.rows import UNTUNED_M, routing, untuned_sizes
+from tunedgemm_engines.rows import PREFILL_M, UNTUNED_M, routing, untuned_sizes
 from tunedgemm_engines.scales import at_m, explain_row
 from tunedgemm_engines.start import spared
 from tunedgemm_engines.timing import Arms, difference_of, faster
 
 #: Version of the measurement method; stored gains of other versions are not used.
-_MEASURE = "2"
+_MEASURE = "3"
+#: M of prefill at which outputs are checked: few, since each check takes start-up time.
+_CHECKED = (256, 1024, 4096)
 
 
 def compare_remembered(log: logging.Logger, engine: str, variable: str, digest: str) -> None:
@@ -70,7 +74,7 @@ def compare(seconds: float, gains: dict[str, float]) -> None:
             with phase("guesses"), routing(f"a layer with {route.shape}"):
                 device = device_of(route.device.index or 0)
                 rows, route.untuned = rows_of(route.shape, device), frozenset(untuned_sizes(route.shape, device))
-                route.trusted_to = _trusted_to(route, device, gains)
+                route.trusted_to = _trusted_to(route, device, rows, gains)
                 timed = [(False, m, route) for m in rows] + [(True, m, route) for m in route.untuned]
                 sides += [side for side in timed if side[1] > route.trusted_to]
     arms: Arms | None = None
@@ -88,7 +92,7 @@ def compare(seconds: float, gains: dict[str, float]) -> None:
             route.verdicts[m] = gain
 
 
-def _trusted_to(route: Route, device: Device, gains: dict[str, float]) -> int:
+def _trusted_to(route: Route, device: Device, rows: list[int], gains: dict[str, float]) -> int:
     """Return the largest M up to which ours needs no timing, after a check of its outputs; 0 for none.
 
     To time an engine's kernel that compiles at its first call takes longer than all else.
@@ -96,25 +100,35 @@ def _trusted_to(route: Route, device: Device, gains: dict[str, float]) -> int:
     name, layers = f"{route.name} trusted", _alive(route)
     if route.reference is None or not layers:
         return 0
-    if name not in gains:
-        if not all(_has_kernel(route, m, device) for m in UNTUNED_M):
-            return 0
-        with torch.inference_mode():
-            for m in UNTUNED_M:
-                try:
-                    difference = difference_of(route.ours, route.reference, route.operands(route.inputs(m), layers[0]), "checks")
-                except Exception:  # a kernel may raise anything; timing reports it
-                    return 0
-                if not difference <= route.tolerance:
-                    return 0
-        gains[name] = UNTUNED_M[-1]
-    return int(gains[name])
+    if name in gains:
+        return int(gains[name])
+    sizes = sorted({*UNTUNED_M, *PREFILL_M, *(m for m in rows if m < PREFILL_M[-1])})
+    most = max(itertools.takewhile(lambda m: _has_kernel(route, m, device), sizes), default=0)
+    least: int = UNTUNED_M[-1]
+    if most < least or not all(_is_right(route, m, layers[0]) for m in UNTUNED_M):
+        return 0
+    if not all(_is_right(route, m, layers[0]) for m in _CHECKED if m <= most):
+        return least  # the next start checks again
+    gains[name] = most
+    return most
 
 
 def _has_kernel(route: Route, m: int, device: Device) -> bool:
     """Check whether a backend serves M; a row may name torch, the best without the engine's kernel alone."""
-    served = m in route.untuned or route.row_of(m, device)[0] is not None
-    return served and explain_row(dispatcher(route.shape.op), at_m(route.shape, m), device).libtype != "torch"
+    described = attrs.evolve(device, index=-1)  # binds nothing
+    return bool(explain_row(dispatcher(route.shape.op), at_m(route.shape, m), described).libtype != "torch")
+
+
+def _is_right(route: Route, m: int, layer: Any) -> bool:
+    """Check the outputs of M rows against the reference."""
+    if route.reference is None:
+        return False
+    try:
+        with torch.inference_mode():
+            operands = route.operands(route.inputs(m), layer)
+            return difference_of(route.ours, route.reference, operands, "checks") <= route.tolerance
+    except Exception:  # a kernel may raise anything; timing reports it
+        return False
 
 
 def _alive(route: Route) -> list[Any]:

@@ -24,7 +24,7 @@ from tunedgemm.tools.files import artifact
 from tunedgemm_engines import ahead
 from tunedgemm_engines.bit_classes import PROBES, ClassMissing, class_of, is_on, is_unbound_in_capture, require_class, unbound
 from tunedgemm_engines.phases import phase
-from tunedgemm_engines.rows import UNTUNED_M, untuned_sizes
+from tunedgemm_engines.rows import PREFILL_M, UNTUNED_M, untuned_sizes
 from tunedgemm_engines.scales import TELLING_ROWS, at_m, explain_row, is_served
 from tunedgemm_engines.start import described, plugins
 
@@ -66,8 +66,7 @@ class Route:
         trusted_to: largest M up to which ours serves, checked but not timed; 0 for none.
         waiting: M -> remaining calls of the engine's kernel before a row may serve; None during
             warm-up.
-        invariant: whether the mode is on: ours then serves every M of a weight with a class, and
-            none of another.
+        invariant: whether batch-invariant mode is on.
         bit_class: the weight's class in the mode; "" for none.
     """
 
@@ -124,10 +123,7 @@ class Route:
         return call
 
     def _first_in_class(self, m: int, theirs: Product) -> Product:
-        """Return the function of the first call at M, after which the engine serves all M if ours fails.
-
-        A dispatcher serves the call by torch after an error, so the class is looked up afterwards.
-        """
+        """Return the function of the first call at M, which looks up the class after ours has run."""
 
         def first(*operands: Any) -> torch.Tensor:
             try:
@@ -231,8 +227,8 @@ def leave_class(shape: Shape) -> None:
             route.calls.clear()
 
 
-#: Shapes whose kernels `compile_ahead` has begun.
-_begun: set[Shape] = set()
+#: Shapes whose kernels `compile_ahead` has begun, and whether for prefill, too.
+_begun: set[tuple[Shape, bool]] = set()
 
 
 def _run(
@@ -275,7 +271,7 @@ def add_layer(route: Route, module: Any, name: str = "") -> Route:
     if route.name not in routes and is_on(route.shape.op):
         _enter_class(route)
     if route.name not in routes and route.device.type == "cuda":
-        compile_ahead(route.shape, device_of(route.device.index or 0))
+        compile_ahead(route.shape, device_of(route.device.index or 0), prefill=route.reference is not None or route.invariant)
     route = routes.setdefault(route.name, route)
     route.layers[name or getattr(module, "prefix", "") or f"layer {len(route.layers)}"] = weakref.ref(module)
     return route
@@ -290,7 +286,7 @@ def _enter_class(route: Route) -> None:
         raise ClassMissing(f"{route.shape}: {reason}")
 
 
-def compile_ahead(shape: Shape, device: Device) -> None:
+def compile_ahead(shape: Shape, device: Device, *, prefill: bool = False) -> None:
     """Begin to compile the kernels that start-up will run for a weight, unless an earlier start did.
 
     An error is ignored, since the first calls compile what is missing, and report it. Without a
@@ -299,29 +295,34 @@ def compile_ahead(shape: Shape, device: Device) -> None:
     Args:
         shape: the route's shape, as known so far.
         device: the device of the weight.
+        prefill: whether ours may serve all M, so that those of prefill must not compile in a call.
     """
-    if device.index < 0 or shape in _begun:
+    if device.index < 0 or (shape, prefill) in _begun:
         return
-    _begun.add(shape)
+    _begun.add((shape, prefill))
     tasks: list[ahead.Task] = []
 
     def begun() -> bytes:
-        tasks.extend(_tasks(shape, device))
+        tasks.extend(_tasks(shape, device, PREFILL_M if prefill else ()))
         return b"begun"
 
     with phase("compiling ahead"), contextlib.suppress(Exception):
         settings = dispatcher(shape.op).settings
         tables = f"{dispatcher(shape.op).table.fingerprint()} {settings.untuned} {settings.batch_invariant}"  # of one op: all take 50 ms
-        artifact(f"compiled ahead {shape} {device} {device.versions} {plugins()} {tables}", begun, on_disk=True)
+        artifact(f"compiled ahead{' for prefill' * prefill} {shape} {device} {device.versions} {plugins()} {tables}", begun, on_disk=True)
         ranks = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
         ahead.begin(tasks, ranks)
 
 
-def _tasks(shape: Shape, device: Device) -> list[ahead.Task]:
-    """Return the kernels that first calls would compile; some backends refuse what is not compiled."""
+def _tasks(shape: Shape, device: Device, more: Sequence[int]) -> list[ahead.Task]:
+    """Return the kernels that first calls would compile, at *more* M, too.
+
+    Some backends refuse what is not compiled.
+    """
     op_dispatcher = dispatcher(shape.op)
     sizes = (*UNTUNED_M, *PROBES) if op_dispatcher.settings.batch_invariant else untuned_sizes(shape, device)
-    found = [explain_row(op_dispatcher, at_m(shape, m), unbound(device)) for m in (*rows_of(shape, device), *sizes)]
+    sizes = tuple(dict.fromkeys((*rows_of(shape, device), *sizes, *more)))
+    found = [explain_row(op_dispatcher, at_m(shape, m), unbound(device)) for m in sizes]
     tasks = [(device, explanation.shape, explanation.offer.solution) for explanation in found]
     backends = [op_dispatcher.registry.get(solution.libtype) for _, _, solution in tasks]
     return [

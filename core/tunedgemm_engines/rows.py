@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 #: M at which a backend may serve a layer untuned: the sizes of small CUDA graphs. At other M, as in
 #: prefill, choosing and binding a kernel takes longer than it saves.
 UNTUNED_M = (1, 2, 4, *range(8, 129, 8))
+#: M at which a backend must serve a layer before it serves all M of prefill. Its kernels for other
+#: M are among those for these, which compile ahead, not in calls.
+PREFILL_M = (*range(136, 257, 8), *range(320, 8193, 64), *range(8448, 16385, 256))
 #: Prefix of operand dtypes -> the dtype for which backends are queried.
 _DTYPES = {"": "bf16", "fp8": "fp8_e4m3fn"}
 

@@ -102,4 +102,6 @@ def _needs_copy(shape: Shape, m: int, device: Device) -> bool:
     if op_dispatcher.settings.needs_calls(shape.op):
         return False
     ordered = at_m(with_order(shape, M_MAJOR) if field_of(shape) == ROW else shape, m)
+    if not op_dispatcher.table.has_row(with_order(ordered, ROW), device):  # each M of prefill comes here
+        return False
     return bool(explain_row(op_dispatcher, ordered, device).shape != ordered)

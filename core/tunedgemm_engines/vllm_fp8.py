@@ -272,7 +272,9 @@ class TunedGemmFp8BlockKernel(_Fp8, Fp8BlockScaledMMLinearKernel):  # type: igno
         reason = unserved_reason("a8w8_blockscale", *config.weight_shape, scale="block", dtype="fp8")
         reason = reason or _unknown(linear._POSSIBLE_FP8_BLOCK_KERNELS, config)
         if not reason:  # DeepGEMM's order on Hopper; at M that four divides, CUTLASS's is the same
-            compile_ahead(with_order(_shape("a8w8_blockscale", config, "block"), M_MAJOR_PADDED), current_device())
+            theirs = chosen_by_vllm(linear._POSSIBLE_FP8_BLOCK_KERNELS[current_platform._enum], config)
+            ordered = with_order(_shape("a8w8_blockscale", config, "block"), M_MAJOR_PADDED)
+            compile_ahead(ordered, current_device(), prefill=_compiles(theirs))
         return reason
 
     def process_weights_after_loading(self, layer: Any) -> None:
@@ -323,10 +325,9 @@ class TunedGemmFp8BlockKernel(_Fp8, Fp8BlockScaledMMLinearKernel):  # type: igno
         def operands(inputs: tuple[Any, ...], module: Any) -> tuple[Any, ...]:
             return inputs[0], plain(module.weight), inputs[1], plain(getattr(module, _scale_name(module))), None
 
-        compiles = type(own).__name__ == _COMPILING and vllm_warmup.skips()
         return Route(
             f"{shape} {type(own).__name__}", shape, device, ours, theirs if vllms else None, inputs, operands,
-            reference=_first_columns if compiles else None,
+            reference=_first_columns if _compiles(type(own)) else None,
         )  # fmt: skip
 
     def apply_weights(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None, **named: Any) -> torch.Tensor:
@@ -339,6 +340,11 @@ class TunedGemmFp8BlockKernel(_Fp8, Fp8BlockScaledMMLinearKernel):  # type: igno
         """Multiply A [M, K] by the weight B [N, K], in the names of vLLM's signature."""
         out: torch.Tensor = product(A, B, As, Bs, None, self.config.out_dtype, self._route)
         return out
+
+
+def _compiles(theirs: type | None) -> bool:
+    """Check whether vLLM's kernel compiles in calls, and its warm-up may be shortened."""
+    return theirs is not None and theirs.__name__ == _COMPILING and vllm_warmup.skips()
 
 
 def _first_columns(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, _: None) -> torch.Tensor:

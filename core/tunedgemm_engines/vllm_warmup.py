@@ -61,8 +61,10 @@ def left_out() -> list[str]:
     short = [route for route in routes.values() if route.trusted_to and served_to((route.shape.n, route.shape.k))]
     if not short or not skips():
         return []
-    count, most = sum(len(route.layers) for route in short), max(route.trusted_to for route in short)
-    if most >= EVERY_M:
-        return [f"tunedgemm: DeepGEMM is not warmed up for {count} layers, which our kernels serve; {SWITCH}={ALL} warms it up"]
-    kept = f"DeepGEMM is not warmed up to M={most} for {count} layers"
-    return [f"tunedgemm: {kept}, which our kernels serve untimed; {SWITCH}={ALL} times them"]
+    layers: dict[int, int] = {}
+    for route in short:
+        layers[route.trusted_to] = layers.get(route.trusted_to, 0) + len(route.layers)
+    if every := layers.pop(EVERY_M, 0):
+        return [f"tunedgemm: DeepGEMM is not warmed up for {every} layers, which our kernels serve; {SWITCH}={ALL} warms it up"]
+    kept = " and ".join(f"to M={most} for {count} layers" for most, count in sorted(layers.items()))
+    return [f"tunedgemm: DeepGEMM is not warmed up {kept}, which our kernels serve untimed; {SWITCH}={ALL} times them"]

@@ -13,6 +13,7 @@ SIGNATURES = {
     "enumerate_solutions": ("shape", "device"),
     "run": ("solution", "operands"),
     "heuristic_fallback": ("shape", "device"),
+    "invariant_fallback": ("shape", "device"),
     "bind": ("solution", "shape", "device"),
     "prepare": ("solution", "shape", "device"),
     "refine": ("solution", "shape", "device"),

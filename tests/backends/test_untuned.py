@@ -7,11 +7,13 @@ import pytest
 from tunedgemm.architectures import ARCHITECTURES
 from tunedgemm.backends.registry import Registry
 from tunedgemm.backends.untuned import choices, may_guess, stand_ins, unmeasured
-from tunedgemm.device import Device
+from tunedgemm.device import Device, device_of
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.libtypes import BUILTIN, UNTUNED, UNTUNED_KINDS
 from tunedgemm.ops import ops
 from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.testing.shapes import shapes_of
 
 PART, H200 = Device("sm_90", 60, "nvidia-h200"), Device("sm_90", 132, "nvidia-h200")
@@ -124,3 +126,27 @@ def test_explain_says_that_nothing_was_measured(every_backend, gfx):
         found = Dispatcher(op, every_backend).explain(shape, Device(gfx, 64))
         assert (found.libtype, found.tuned) == ("torch", False)
         assert f"guesses were measured on no {gfx}; `tunedgemm tune` measures its kernels" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("libtypes", "expected"),
+    [(UNTUNED, ["asm", "triton"]), (("triton", "asm"), ["triton", "asm"]), (("skinny",), ["skinny"]), ((), [])],
+)
+def test_the_mode_asks_backends_of_one_order_of_sums(libtypes, expected):
+    """The usual list has another order in batch-invariant mode; a list of the user keeps its own."""
+
+    def backend(name):
+        return fake_backend(name, invariant=lambda *_: Solution(name, "k", sum_order="k16"), heuristic="other")
+
+    registry = fake_registry(*map(backend, ("triton", "asm", "skinny")))
+    shape, cpu = Shape("a16w16", 8, 64, 64), device_of(-1)
+    assert [each.libtype for each in choices(shape, cpu, registry, libtypes, invariant=True)] == expected
+    assert {each.kernel_name for each in choices(shape, cpu, registry, libtypes)} <= {"other"}
+
+
+def test_a_choice_without_an_order_of_sums_is_none():
+    """Nothing says that its bits do not depend on M."""
+    assert (
+        fake_backend("mine", invariant=lambda *_: Solution("mine", "k")).invariant_fallback(Shape("a16w16", 8, 64, 64), device_of(-1))
+        is None
+    )

@@ -77,3 +77,16 @@ def test_the_floor_of_experts_is_two_products(peers: ModuleType, monkeypatch: py
         assert weight[0] is operands[index] and weight[1] is operands[4 + index]
         hit = torch.bincount(operands[4].flatten())
         assert torch.bincount(owners).tolist() == [128 * -(-count // 128) for count in hit.tolist()]
+
+
+def test_vllms_own_mode_multiplies_bf16(peers: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mode's module has moved between versions of vLLM; only bf16 is its product."""
+    shape, mode = Shape("a16w16", 5, 48, 64), ModuleType("vllm.model_executor.layers.batch_invariant")
+    mode.linear_batch_invariant = torch.nn.functional.linear  # type: ignore[attr-defined]
+    for name in ("vllm", "vllm.model_executor", "vllm.model_executor.layers"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, mode.__name__, mode)
+    peers.batch_invariant_mode.cache_clear()
+    assert isinstance(peers.peer("persistent", shape), Launcher)
+    assert peers.peer("persistent", BLOCKS).startswith("persistent has no a8w8_blockscale")
+    peers.batch_invariant_mode.cache_clear()

@@ -55,3 +55,22 @@ def test_winners_of_rivals_are_timed(as_module: Callable[[Path], ModuleType], tm
     [result] = json.loads((tmp_path / "speed.json").read_text())["results"]
     assert {name: len(samples) for name, samples in result["samples"].items()} == dict.fromkeys(("default", "again", "tuned", "torch"), 3)
     assert len(result["over_torch"]) == 3
+
+
+def test_a_class_is_timed_next_to_the_unconstrained_winner(as_module: Callable[[Path], ModuleType], tmp_path: Path) -> None:
+    """The class's row serves in the mode, the other table's outside it, and the cost is the ratio of both."""
+    shape, device, op = Shape("a16w16", 5, 48, 64), device_of(-1), op_named("a16w16")
+    rows = {"plain": [Row(shape, device.gfx, device.cu_num, device.name, Solution("torch", "native"), us=1.0)], "class": []}
+    for m in (5, 0):
+        row = Row(shape.with_m(m), device.gfx, device.cu_num, device.name, Solution("torch", "bmm"), us=1.0, bit_class="a" * 16)
+        rows["class"].append(row)
+    for name, listed in rows.items():
+        write_rows(tmp_path / f"{name}.csv", op, listed)
+    words = ["--table", str(tmp_path / "class.csv"), "--unconstrained", str(tmp_path / "plain.csv")]
+    script = as_module(BENCHMARKS / "speed.py")
+    assert script.main([*words, "--shapes", "5,48,64", "--rounds", "3", "-o", str(tmp_path)]) in (0, 1)
+    data = json.loads((tmp_path / "speed.json").read_text())
+    [result] = data["results"]
+    assert (result["solution"], result["unconstrained"], len(result["samples"]["unconstrained"])) == ("torch:bmm", "torch:native", 3)
+    cost = f"class over unconstrained {1 / result['over_unconstrained'][0]:.3f}, at most"
+    assert all(cost in line for line in data["summary"])

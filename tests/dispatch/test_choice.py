@@ -11,7 +11,8 @@ from tunedgemm.backends.hookspecs import hookimpl
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device, device_of
-from tunedgemm.dispatch.choice import NATIVE, Explanation, Offer, choose, examine, offers, resolve
+from tunedgemm.dispatch.choice import Explanation, choose, offers
+from tunedgemm.dispatch.offer import NATIVE, Offer, examine, resolve
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.errors import PluginError
 from tunedgemm.ops import op_named

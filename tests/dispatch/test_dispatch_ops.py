@@ -75,7 +75,7 @@ op = attrs.evolve(
     fields=lambda shape: {"sign": shape["sign"]},
     problem=lambda shape: "",
 )
-op = attrs.evolve(op, first_rows=lambda shape, operands, m: (operands[0], operands[1][:m].contiguous()))
+op = attrs.evolve(op, some_rows=lambda shape, operands, indices: (operands[0], operands[1][indices]))
 """
 W, X = torch.randn(16, 32), torch.randn(4, 32)
 

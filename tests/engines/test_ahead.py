@@ -99,6 +99,8 @@ def test_a_shape_is_begun_once_and_not_at_the_next_start(monkeypatch, tmp_path) 
     assert begun == [1, 64, 8]
     routes.compile_ahead(SHAPE.with_m(2), attrs.evolve(DEVICE, index=-1))
     assert len(begun) == 3 and len(routes._begun) == 1
+    routes.compile_ahead(SHAPE, DEVICE, prefill=True)
+    assert begun == [1, 64, 8, 1, 64, 8, *routes.PREFILL_M]
 
 
 class Prebuilt:

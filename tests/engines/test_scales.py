@@ -63,10 +63,14 @@ def test_scales_are_copied_for_a_row_that_does_not_read_their_order(monkeypatch:
     dispatch = Dispatcher(OP, fake_registry(backend), settings=Settings(), table=Table(OP, [rows]))
     monkeypatch.setattr(engine_scales, "dispatcher", lambda op: dispatch)
     monkeypatch.setattr(engine_routes, "dispatcher", lambda op: dispatch)
+    explained: list[int] = []
+    explain = engine_scales.explain_row
+    monkeypatch.setattr(engine_scales, "explain_row", lambda of, shape, on: explained.append(shape.m) or explain(of, shape, on))
     prepare = scales_for_rows(shape_of(1, "m_major"))
     served, other, strange = scales(8, "m_major"), scales(300, "m_major"), scales(8, "row")[:4:2]
     assert prepare(served).is_contiguous() is not bool(orders) and torch.equal(prepare(served), served)
     assert prepare(other) is other and prepare(strange).is_contiguous()
+    assert explained == [8]  # new M of prefill must not wait for it
     route = engine_routes.Route("r", shape_of(1, "m_major"), torch.device("cpu"), print, print, print, print)
     assert route.row_of(8, here) == (8, "")
     assert engine_routes.rows_of(route.shape, here) == [8]

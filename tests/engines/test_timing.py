@@ -41,6 +41,15 @@ def bf16_layer() -> tuple[Any, torch.nn.Module]:
 ERRORS = [RuntimeError, OperandError, LaunchError, PluginError, AssertionError, TypeError, KeyError, OSError, MemoryError, OutOfResources]
 
 
+@pytest.mark.parametrize("rows", [1, 64, 65, 4096])
+def test_outputs_are_compared_from_the_first_to_the_last_tile(rows) -> None:
+    """A product whose last rows are wrong differs, and one of more columns does not."""
+    out = torch.ones(rows, 8)
+    assert engine_timing.difference_of(lambda: torch.cat([out, out], 1), lambda: out, ()) == 0
+    wrong = torch.cat([out[: -(rows // 8) - 1], 2 * out[-(rows // 8) - 1 :]])
+    assert engine_timing.difference_of(lambda: wrong, lambda: out, ()) > 0.3
+
+
 @pytest.mark.parametrize("side", ["ours", "theirs", "inputs", "operands"])
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
 def test_an_error_while_timing_costs_the_layer_our_kernel(with_kernels, monkeypatch, caplog, error, side) -> None:

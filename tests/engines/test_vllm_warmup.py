@@ -11,7 +11,7 @@ from tunedgemm.device import current_device
 from tunedgemm.plugin import Shape
 from tunedgemm_engines import gains, routes, vllm_warmup
 
-N, K, M = 256, 512, [1, 8, 64, 128, 136, 4096]
+N, K, M = 256, 512, [1, 8, 64, 128, 136, 4096, 32768]
 
 
 class Layer(torch.nn.Module):
@@ -37,15 +37,15 @@ def warmup(monkeypatch) -> Any:
     return module
 
 
-def routed(layer: Layer, error: float = 0.0) -> routes.Route:
-    """Route a layer whose reference is torch's product."""
+def routed(layer: Layer, error: float = 0.0, of: int = 0) -> routes.Route:
+    """Route a layer whose reference is torch's product; ours has an error at M = *of*, or at all."""
 
     def product(x: torch.Tensor, weight: torch.Tensor, *_: Any) -> torch.Tensor:
         return x @ weight.t()
 
     route = routes.Route(
         f"route of {layer.weight.shape[0]}", Shape("a8w8_blockscale", 1, layer.weight.shape[0], K, "fp8", outdtype="bf16", scale="block"),
-        torch.device("cuda", 0), lambda *operands: product(*operands) * (1 + error), product,
+        torch.device("cuda", 0), lambda *operands: product(*operands) * (1 + error * (len(operands[0]) == of or not of)), product,
         lambda m: (torch.randn(m, K),), lambda inputs, module: (*inputs, module.weight, None, None, None),
         reference=lambda *operands: product(*operands)[:, :128],
     )  # fmt: skip
@@ -70,24 +70,49 @@ def compared(monkeypatch, known: dict[str, float], **libtypes: str) -> list[int]
 
 
 def test_what_ours_serves_is_not_warmed(warmup, monkeypatch) -> None:
-    """Outputs are checked at each M, nothing is timed there, and DeepGEMM warms the larger M alone."""
-    layer, known = Layer(), dict[str, float]()
+    """Outputs are checked, nothing is timed, and DeepGEMM warms only M without an untuned kernel."""
+    layer, known, checked = Layer(), dict[str, float](), list[int]()
     route = routed(layer)
-    assert compared(monkeypatch, known) == [4096]
-    assert route.trusted_to == 128 and all(route.serves(m, current_device()) for m in (1, 37, 128))
+    ours = route.ours
+    monkeypatch.setattr(route, "ours", lambda *operands: checked.append(len(operands[0])) or ours(*operands))
+    assert compared(monkeypatch, known) == []
+    assert checked == [*gains.UNTUNED_M, 256, 1024, 4096]
+    assert route.trusted_to == 16384 and all(route.serves(m, current_device()) for m in (1, 37, 1000, 16384))
     route.waiting = {}
-    assert not route._is_rare(37) and route._is_rare(129)
+    assert not route._is_rare(37) and not route._is_rare(16383) and route._is_rare(16385)
 
     model = torch.nn.ModuleList([layer])
     vllm_warmup.skip_served(model)
     vllm_warmup.skip_served(model)
-    assert warmup._get_fp8_gemm_nt_m_values(layer.weight, 8192) == [136, 4096]
-    assert warmup._get_fp8_gemm_nt_m_values(layer.weight[:8], 8192) == M
+    assert warmup._get_fp8_gemm_nt_m_values(layer.weight, 32768) == [32768]
+    assert warmup._get_fp8_gemm_nt_m_values(layer.weight, 16384) == []
+    assert warmup._get_fp8_gemm_nt_m_values(layer.weight[:8], 32768) == M
     [line] = vllm_warmup.left_out()
-    assert "not warmed up to M=128 for 1 layers" in line
+    assert "not warmed up to M=16384 for 1 layers" in line
 
     monkeypatch.setattr(route, "ours", None)
-    assert compared(monkeypatch, known) == [] and route.trusted_to == 128  # remembered by the next start
+    assert compared(monkeypatch, known) == [] and route.trusted_to == 16384  # remembered by the next start
+
+
+@pytest.mark.parametrize(
+    ("libtypes", "wrong", "most", "warmed"),
+    [({"m4096": "torch"}, 0, 4032, [4096, 32768]), ({"m200": "torch"}, 0, 192, [4096, 32768]), ({}, 1024, 128, [136, 4096, 32768])],
+    ids=["torch", "few", "wrong"],
+)
+def test_some_m_are_trusted(warmup, monkeypatch, libtypes, wrong, most, warmed) -> None:
+    """DeepGEMM warms all M from the first that torch serves, or all of prefill if an output differs."""
+    layer, known = Layer(), dict[str, float]()
+    route = routed(layer, error=0.2 * (wrong > 0), of=wrong)
+    assert compared(monkeypatch, known, **libtypes) == [4096]
+    assert route.trusted_to == most and (f"{route.name} trusted" in known) == (not wrong)
+    vllm_warmup.skip_served(torch.nn.ModuleList([layer]))
+    assert warmup._get_fp8_gemm_nt_m_values(layer.weight, 32768) == warmed
+
+    other = Layer(2 * N)
+    routed(other)
+    routes.routes["route of 512"].trusted_to = 16384
+    [line] = vllm_warmup.left_out()
+    assert f"not warmed up to M={most} for 1 layers and to M=16384 for 1 layers" in line
 
 
 def test_a_layer_without_a_route_keeps_its_warm_up(warmup, monkeypatch) -> None:
@@ -96,7 +121,7 @@ def test_a_layer_without_a_route_keeps_its_warm_up(warmup, monkeypatch) -> None:
     routed(layer)
     compared(monkeypatch, {})
     vllm_warmup.skip_served(torch.nn.ModuleList([layer, other]))
-    assert warmup._get_fp8_gemm_nt_m_values(layer.weight, 8192) == M and not vllm_warmup.left_out()
+    assert warmup._get_fp8_gemm_nt_m_values(layer.weight, 32768) == M and not vllm_warmup.left_out()
 
 
 def test_other_outputs_are_timed_and_warmed(warmup, monkeypatch) -> None:
@@ -107,7 +132,7 @@ def test_other_outputs_are_timed_and_warmed(warmup, monkeypatch) -> None:
     monkeypatch.setattr(route, "ours", None)
     assert len(compared(monkeypatch, {})) > 1 and route.trusted_to == 0
     vllm_warmup.skip_served(torch.nn.ModuleList([layer]))
-    assert warmup._get_fp8_gemm_nt_m_values(layer.weight, 8192) == M
+    assert warmup._get_fp8_gemm_nt_m_values(layer.weight, 32768) == M
 
 
 def test_torch_is_timed(warmup, monkeypatch) -> None:

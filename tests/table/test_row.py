@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 from tunedgemm.device import Device
-from tunedgemm.dispatch.choice import NATIVE
+from tunedgemm.dispatch.offer import NATIVE
 from tunedgemm.ops import op_named
 from tunedgemm.table.csvfile import read_rows, write_rows
 from tunedgemm.table.lookup import Table

@@ -20,6 +20,7 @@ from tunedgemm.testing.fakes import FakeHooks, exact, fake_backend, with_hooks
 from tunedgemm.testing.launching import DrawnCache
 from tunedgemm.testing.shapes import shapes_of
 
+ORDERED = Solution("fake", "ordered", sum_order="k16")
 SMALL = (Shape("a16w16", 4, 32, 64), Shape("a16w16", 0, 32, 64, epilogue="bias"), Shape("a16w16", 3, 16, 24, outdtype="fp32"))
 
 
@@ -40,7 +41,7 @@ class TestFake(InProcess):
     """A fake backend passes the suite."""
 
     libtype, shapes = "fake", SMALL
-    hooks = FakeHooks("fake", solutions=("one", "two"), heuristic="two")
+    hooks = FakeHooks("fake", solutions=("one", "two"), heuristic="two", invariant=lambda *_: ORDERED)
 
 
 def suite(**answers):
@@ -75,6 +76,14 @@ def _noisy(solution, shape, *operands):
 
 def _shuffled(shape, device):
     return ["a", "b"] if next(_COUNT) % 2 else ["b", "a"]
+
+
+def _numbered():
+    return Solution("fake", f"{next(_COUNT)}", sum_order="k16")
+
+
+def _halved(solution, shape, *operands):
+    return exact(solution, shape, *operands) / (2 if solution.kernel_name == "half" else 1)
 
 
 def _first_row_wrong(solution, shape, *operands):
@@ -122,6 +131,16 @@ FAULTS = {
         {"call": lambda s, shape, *o: exact(s, shape, *o) + shape.m, "solutions": [Solution("fake", "fake", batch_invariant=True)]},
         "claims to be batch invariant",
     ),
+    "orders of sums": (
+        OUTPUTS,
+        {"call": _halved, "solutions": [Solution("fake", name, sum_order="k16") for name in ("fake", "half")]},
+        "fake:half: its rows of M=4 differ from those of fake:fake; both have the sum_order k16",
+    ),
+    "order by M": (
+        OUTPUTS,
+        {"call": lambda s, shape, *o: exact(s, shape, *o) * (shape.m == 4), "invariant": lambda *_: ORDERED},
+        "fake:ordered: its rows of M=1 differ from those of fake:ordered",
+    ),
     "own choice wrong": (
         "test_a_row_without_a_name_is_served",
         {"heuristic": "x", "call": lambda *a: exact(*a) * 0},
@@ -135,6 +154,10 @@ FAULTS = {
     "no reason": (SUPPORTS, {"supports": lambda *_: False}, "not None or a reason"),
     "empty reason": (SUPPORTS, {"supports": lambda *_: Unsupported(" ")}, "not None or a reason"),
     "slow": (SUPPORTS, {"supports": lambda *_: time.sleep(2e-3)}, r"takes \d+\.\d\d ms"),
+    "foreign in the mode": (LISTED, {"invariant": lambda *_: Solution("other", "x")}, r"invariant_fallback\(\) returned Solution"),
+    "no order": (LISTED, {"invariant": lambda *_: Solution("fake", "x")}, "must name one sum_order for every M"),
+    "none for some M": (LISTED, {"invariant": lambda shape, _: ORDERED if shape.m > 1 else None}, r"must name one .*M=1 None"),
+    "unstable in the mode": (LISTED, {"invariant": lambda *_: _numbered()}, r"invariant_fallback\(\) is not stable"),
     "foreign heuristic": (LISTED, {"heuristic": Solution("other", "x")}, r"heuristic_fallback\(\) returned Solution"),
 }
 

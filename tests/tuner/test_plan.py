@@ -17,7 +17,7 @@ from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, write_rows
 from tunedgemm.table.untuned import Untuned
 from tunedgemm.testing.fakes import fake_backend, fake_registry, with_hooks
-from tunedgemm.tuner.plan import groups, plan, requested
+from tunedgemm.tuner.plan import groups, plan, refuse_without_classes, requested
 from tunedgemm.tuner.trial import Options, Task
 
 OP = op_named("a16w16")
@@ -293,6 +293,25 @@ def test_batch_invariant_shapes_count_as_tuned_by_a_row_for_any_m(table: Path) -
 
     assert set(planned.skipped) == set(SHAPES[3:6])
     assert {str(task.incumbent) for task in again.tasks if task.shape.n == SHAPES[3].n} == {"turbo:pinned"}
+
+
+def test_a_stale_row_makes_its_class_stale(table: Path) -> None:
+    """All M of the group are tuned again, because another class may be the best."""
+    classed = [row(attrs.evolve(SHAPES[3], m=m), libver=libver, bit_class="3f") for m, libver in ((0, "3"), (SHAPES[3].m, "2"))]
+    write_rows(table, OP, [*classed, row(attrs.evolve(SHAPES[0], m=0), bit_class="ab")])
+
+    planned = plan(OP, LISTED, table, H200, Options(batch_invariant=True, stale=True), {"turbo": "3"})
+
+    assert {task.shape for task in planned.tasks} == set(SHAPES[3:6])
+
+
+def test_classes_are_not_written_into_a_table_without_them(tmp_path: Path) -> None:
+    """The error names the first such row and -o."""
+    refuse_without_classes(tmp_path / "t.csv", OP)
+    write_rows(tmp_path / "t.csv", OP, [row(SHAPES[0], bit_class="3f"), row(SHAPES[1])])
+
+    with pytest.raises(TableError, match=r"t.csv:3: a row of no bit class.*-o"):
+        refuse_without_classes(tmp_path / "t.csv", OP)
 
 
 def test_groups_are_tasks_that_differ_in_m_alone() -> None:

@@ -19,7 +19,7 @@ from tunedgemm.text.console import Console
 from tunedgemm.timing import STATUSES, Timing
 from tunedgemm.tuner.progress import Progress
 from tunedgemm.tuner.report import console, summary
-from tunedgemm.tuner.trial import Outcome, Place, Planned, Report, Step, Task, Trials
+from tunedgemm.tuner.trial import ChosenClass, ClassCost, Outcome, Place, Planned, Report, Step, Task, Trials
 
 TABLE = Path("folder/bf16_tuned_gemm.csv")
 FAST, TORCH = Solution("triton", "fast_[bold]v3", 4), Solution("torch", "native")
@@ -192,7 +192,7 @@ def test_the_display_fits_any_terminal(width: int) -> None:
 
 
 def test_retimed_solutions_do_not_count_as_shapes() -> None:
-    """Solutions retimed for a pin are not counted or printed as shapes.
+    """Solutions retimed for a bit class are not counted or printed as shapes.
 
     Shapes of an earlier run are counted, with no time.
     """
@@ -358,17 +358,22 @@ def test_the_summary_gives_a_few_examples_and_all_if_verbose() -> None:
     assert long.count("triton:k") == 50
 
 
-def test_the_summary_has_the_budget_and_the_pins() -> None:
+def test_the_summary_has_the_budget_and_the_bit_classes() -> None:
     """Shapes that the budget did not suffice for are counted, and named with -v.
 
-    Pins are named by N and K.
+    Classes are named by N and K, with what they cost; -v names the others, too.
     """
-    pin = Timing(attrs.evolve(TASKS[0].shape, m=0), FAST, "ok", us=10.0)
-    report = Report(GPUS, TABLE, (outcome(TASKS[0]),), unbegun=(TASKS[1].shape, TASKS[2].shape), pins=(pin,))
+    group = attrs.evolve(TASKS[0].shape, m=0)
+    costs = ClassCost("3f" * 8, 14, ("asm", "triton"), 1.018), ClassCost("ab" * 8, 1, ("triton",)), ClassCost("cd" * 8, 2, ("asm",), 1.2)
+    found = (ChosenClass(group, costs, (Timing(group, FAST, "ok", us=10.0),)), ChosenClass(group, costs[1:2], reason="none of 3"))
+    report = Report(GPUS, TABLE, (outcome(TASKS[0]),), unbegun=(TASKS[1].shape, TASKS[2].shape), classes=found)
 
     text = summarized(report)
 
-    assert "pinned for every M: N=1280 K=8192 bf16: triton:fast_[bold]v3 splitK=4\n" in text
+    label = "3f3f3f3f3f3f3f3f: 14 kernels of asm, triton; +1.8 % over unconstrained; for any M triton:fast_[bold]v3 splitK=4"
+    assert f"bit class: N=1280 K=8192 bf16: {label}\n  other classes: 2; -v lists them\n" in text
+    assert "no bit class: N=1280 K=8192 bf16: none of 3\n" in text
+    assert "  other class: abababababababab: 1 kernel of triton; none serves every M\n" in summarized(report, verbose=True)
     assert "1 tuned, 0 failed, 2 left (the budget is spent; the same command resumes them)" in text
     assert "not started: a16w16 M=2" in summarized(report, verbose=True)
 

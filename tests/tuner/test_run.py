@@ -1,4 +1,4 @@
-"""A run as a whole: pins, budgets, kinds of devices, and the results of an early end."""
+"""A run as a whole: bit classes, budgets, kinds of devices, and the results of an early end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.errors import LibtypeError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
@@ -27,7 +26,7 @@ from tunedgemm.tuner.worker_client import BudgetSpent
 OP = op_named("a16w16")
 #: In the order of the plan: the costliest first.
 SHAPES = [Shape("a16w16", m, n, 128, "fp32") for m, n in ((1, 1024), (8, 512), (100, 64))]
-#: One weight, for which one solution can be pinned.
+#: One weight, whose rows are of one bit class.
 GROUP = [Shape("a16w16", m, 64, 128, "fp32") for m in (1, 8, 100)]
 QUICK = Options(libtype="turbo", iters=8, warmup=1)
 
@@ -50,31 +49,31 @@ def rows(path: Path) -> dict[int, str]:
     return {row.shape.m: row.solution.kernel_name for row in read_rows(path, OP)[0]}
 
 
-def test_one_solution_is_pinned_for_all_m_and_dispatch_honours_it(tmp_path: Path, cpu) -> None:
-    """Of those whose rows do not depend on M the one with the least time over the workload, also
-    where another won each M.
-    """
+def test_the_fastest_bit_class_gets_a_row_for_each_m_and_one_for_any(tmp_path: Path) -> None:
+    """Its members may differ by M; kernels whose rows depend on M are in no class, with the reason."""
     names = ("varies", "small", "large", "steady")
     us = dict.fromkeys(itertools.product(names, (1, 8, 100)), 20.0)
     us |= {("varies", m): 1.0 for m in (1, 8, 100)}
-    us |= {("small", 1): 4.0, ("small", 8): 4.0, ("small", 100): 400.0, ("large", 1): 40.0, ("large", 8): 40.0, ("large", 100): 10.0}
+    us |= {("small", 1): 1.8, ("small", 8): 1.8, ("small", 100): 30.0, ("large", 1): 40.0, ("large", 8): 40.0, ("large", 100): 1.9}
     registry = fake_registry(fake_backend("turbo", solutions=names, call=exact))
     table = tmp_path / "t.csv"
 
     options = attrs.evolve(QUICK, batch_invariant=True)
     report = tune(shapes=GROUP, output=table, options=options, registry=registry, bench=clock(us))
 
-    assert rows(table) == {0: "steady"}
-    assert [pin.shape.m for pin in report.pins] == [0]
-    trials = read_trials(table.with_name("t.trials.jsonl"))
-    assert {trial.status for trial in trials if trial.solution.kernel_name == "varies"} == {"batch_variant"}
-    served = Dispatcher(OP, registry, above=(table,)).explain(attrs.evolve(GROUP[0], m=37), cpu)
-    assert "turbo:steady" in str(served)
+    assert rows(table) == {0: "small", 1: "small", 8: "small", 100: "large"}
+    [chosen] = report.classes
+    assert {row.bit_class for row in read_rows(table, OP)[0]} == {chosen.classes[0].label}
+    assert (chosen.classes[0].kernels, chosen.classes[0].libtypes) == (2, ("turbo",))
+    assert chosen.classes[0].cost == pytest.approx((1.8 + 1.8 + 1.9) / 3.0)
+    trials = [trial for trial in read_trials(table.with_name("t.trials.jsonl")) if trial.shape.m == 0]
+    assert {trial.solution.kernel_name: trial.status for trial in trials} == {"varies": "batch_variant", "small": "ok", "large": "ok"}
+    assert "at M = " in next(trial.detail for trial in trials if trial.status == "batch_variant")
     assert len(tune(shapes=GROUP, output=table, options=options, registry=registry, bench=clock(us)).skipped) == 3
 
 
-def test_a_group_that_was_not_finished_gets_no_pin_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pin counts as tuned for every M, so a pin of a partly measured group would be final."""
+def test_a_group_that_was_not_finished_gets_no_class_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class counts as tuned for every M, so that of a partly measured group would be final."""
     us = dict.fromkeys(itertools.product(("small", "large"), (1, 8, 100)), 20.0) | {("small", 1): 4.0, ("large", 100): 4.0}
     registry = fake_registry(fake_backend("turbo", solutions=("small", "large"), call=exact))
     table, options = tmp_path / "t.csv", attrs.evolve(QUICK, batch_invariant=True)
@@ -96,12 +95,12 @@ def test_a_group_that_was_not_finished_gets_no_pin_yet(tmp_path: Path, monkeypat
 
     place = Session.place
     first = tune(shapes=GROUP, output=table, options=options, registry=registry, bench=bench, progress=lose)
-    assert (first.pins, bool(first.lost), table.exists()) == ((), True, False)
+    assert (first.classes, bool(first.lost), table.exists()) == ((), True, False)
     clocked.append(clock(us))
     monkeypatch.setattr(Session, "place", place)
     second = tune(shapes=GROUP, output=table, options=options, registry=registry, bench=bench)
 
-    assert [pin.shape.m for pin in second.pins] == [0]
+    assert [chosen.shape.m for chosen in second.classes] == [0]
     assert second.lost == ()
 
 

@@ -12,7 +12,7 @@ from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import read_rows
 from tunedgemm.testing.replay import read_trials
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.select import select, select_pin
+from tunedgemm.tuner.select import select
 
 SHAPE = Shape("a16w16", 16, 64, 128)
 ORDER = {"asm": 0, "triton": 1, "torch": 2}
@@ -104,43 +104,3 @@ def test_the_log_of_a_real_run_gives_its_rows_again(golden: Path) -> None:
 
         assert winner is not None
         assert winner.solution == rows[shape]
-
-
-def at(m: int, libtype: str, us: float, *, status: str = "ok", name: str = "k") -> Timing:
-    return Timing(Shape("a16w16", m, 64, 128), Solution(libtype, name), status, us=us, noise=0.001, samples=31)
-
-
-def pinned(
-    *timings: Timing, counts: dict[int, int] | None = None, incumbent: Solution | None = None, eligible: str = "asm triton torch"
-) -> str:
-    groups: dict[Shape, list[Timing]] = {}
-    for timing in timings:
-        groups.setdefault(timing.shape, []).append(timing)
-    weights = {shape: (counts or {}).get(shape.m, 1) for shape in groups}
-    chosen = select_pin(groups, weights, incumbent, ORDER, eligible.split())
-    return "" if chosen is None else str(chosen)
-
-
-def test_the_pin_takes_the_least_time_over_the_workload() -> None:
-    """One solution for all M: the most frequent shapes decide."""
-    both = (at(1, "asm", 5.0), at(64, "asm", 30.0), at(1, "triton", 8.0), at(64, "triton", 20.0))
-
-    assert pinned(*both) == "triton:k"
-    assert pinned(*both, counts={1: 100, 64: 1}) == "asm:k"
-
-
-def test_the_pin_passed_for_every_shape() -> None:
-    """A solution that failed, or was not tried, for one M cannot be the pin."""
-    one = (at(1, "asm", 1.0), at(64, "asm", 1.0, status="wrong"), at(1, "triton", 8.0), at(64, "triton", 20.0), at(1, "torch", 2.0))
-
-    assert pinned(*one) == "triton:k"
-    assert pinned(*one, eligible="asm torch") == ""
-    assert pinned() == ""
-
-
-def test_ties_of_pins_go_to_the_incumbent_then_by_rank() -> None:
-    """As for single rows."""
-    tied = (at(1, "torch", 10.0), at(64, "torch", 20.0), at(1, "asm", 10.03), at(64, "asm", 20.05))
-
-    assert pinned(*tied) == "asm:k"
-    assert pinned(*tied, incumbent=Solution("torch", "k")) == "torch:k"

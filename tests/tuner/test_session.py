@@ -10,7 +10,7 @@ import torch
 from tunedgemm.device import device_of
 from tunedgemm.errors import OutOfResources, PluginError
 from tunedgemm.shape import Shape
-from tunedgemm.solution import Solution
+from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.testing.fakes import fake_backend, fake_registry, with_hooks
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.session import Session
@@ -124,20 +124,30 @@ def test_determinism_is_checked_only_on_request(asked: bool) -> None:
     assert timing.deterministic is False
 
 
-def test_batch_invariance_is_checked_only_on_request() -> None:
-    """A backend's claim does not count: rows are compared over several M."""
+def test_bits_of_rows_are_measured_at_many_m() -> None:
+    """A backend's claim does not count; operands that a call changes are made again."""
+    group, sizes = attrs.evolve(SHAPE, m=0), (1, 16, 100)
 
     def by_size(solution, shape, x, weight):
         exact = (x.double() @ weight.double().t()).float()
+        if solution.kernel_name == "gone":
+            weight.zero_()
         return exact * (1.0 + 2.0**-20 * (x.shape[0] > 64)) if solution.kernel_name == "bad" else exact
 
-    backend = fake_backend("turbo", solutions=("good", "bad"), call=by_size)
-    one = Session("a16w16", -1, Options(libtype="turbo", batch_invariant=True), fake_registry(backend))
+    def refuse(shape, device):
+        return Unsupported("one row is too few") if shape.m == 1 else None
 
-    good, bad = one.check(SHAPE, GOOD), one.check(SHAPE, attrs.evolve(BAD, batch_invariant=True))
-    assert isinstance(good, Timing)
-    assert (good.status, good.batch_invariant) == ("ok", True)
-    assert (bad.status, bad.batch_invariant) == ("batch_variant", False)
+    backend = fake_backend("turbo", solutions=("good", "bad", "gone"), call=by_size)
+    refusing = fake_backend("turbo", solutions=("good",), call=by_size, supports=refuse)
+    one, partly = (Session("a16w16", -1, Options(libtype="turbo"), fake_registry(each)) for each in (backend, refusing))
+
+    changed, good, bad = (one.bits(group, solution, sizes) for solution in (GONE, GOOD, attrs.evolve(BAD, batch_invariant=True)))
+    assert (changed.status, changed.bits, changed.detail) == ("wrong", "", "a later call changed its operands")
+    assert (good.status, good.batch_invariant, good.detail) == ("ok", True, "")
+    assert (bad.status, bad.batch_invariant, bad.bits) == ("batch_variant", False, "")
+    assert one.check(SHAPE, GOOD).status == "ok"
+    some = partly.bits(group, GOOD, sizes)
+    assert (some.status, some.bits, some.detail) == ("ok", good.bits, "it refuses M = 1: one row is too few")
 
 
 @pytest.mark.parametrize("place", ["bind", "call", "late"])

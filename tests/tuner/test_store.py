@@ -24,7 +24,7 @@ from tunedgemm.table.csvfile import Row, read_rows, upsert
 from tunedgemm.testing.replay import read_trials
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.store import MISSING, Store
-from tunedgemm.tuner.trial import Outcome, Place, Task
+from tunedgemm.tuner.trial import ChosenClass, Outcome, Place, Task
 
 OP = op_named("a16w16")
 H200 = Device("sm_90", 132, "nvidia-h200", 1)
@@ -347,13 +347,17 @@ class TestTable:
         logs = {name: Store(OP, tmp_path / name).trials.name for name in ("a.csv", "a.v1", "a.v2", "a")}
         assert logs == {"a.csv": "a.trials.jsonl", "a.v1": "a.v1.trials.jsonl", "a.v2": "a.v2.trials.jsonl", "a": "a.trials.jsonl"}
 
-    def test_a_pin_is_a_row_for_any_m(self, begin):
-        """A pin has M = 0, this device and the version of its library."""
-        store = begin()
-        store.pin(PLACE, SHAPES[4], timing(SHAPES[4], "pinned", 8.0), "7")
+    def test_a_bit_class_is_a_row_for_each_m_and_one_for_any(self, begin):
+        """All have the class, this device and the version of their library."""
+        store, group = begin(), attrs.evolve(SHAPES[0], m=0)
+        found = [attrs.evolve(timing(shape, "member", 8.0), bits="3f" * 8) for shape in (SHAPES[4], group)]
+        store.put_class(PLACE, ChosenClass(group, (), tuple(found)), {"turbo": "7"})
 
-        [row] = read_rows(store.table, OP)[0]
-        assert (row.shape, row.device, row.libver, row.us) == (attrs.evolve(SHAPES[0], m=0), H200.name, "7", 8.0)
+        stored = read_rows(store.table, OP)[0]
+        assert [row.shape.m for row in stored] == [0, 5]
+        store.put_class(PLACE, ChosenClass(group, (), tuple(attrs.evolve(each, bits="ab" * 8) for each in found[1:])), {})
+        assert [(row.shape.m, row.bit_class) for row in read_rows(store.table, OP)[0]] == [(0, "ab" * 8)]
+        assert {(row.device, row.libver, row.us, row.bit_class) for row in stored} == {(H200.name, "7", 8.0, "3f" * 8)}
 
     def test_the_profile_has_each_trial_once(self, begin, tmp_path):
         """One header, also with two runs, and one line a trial; without a time it has AITER's -1."""

@@ -10,10 +10,10 @@ from tunedgemm.backends.backend import with_plain_weights
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.ops import op_named, ops
 from tunedgemm.shape import Shape
-from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.solution import Solution
 from tunedgemm.testing.fakes import exact
 from tunedgemm.testing.shapes import shapes_of
-from tunedgemm.tuner.verify import INVARIANT_M, Verifier
+from tunedgemm.tuner.verify import Verifier
 
 OP, SHAPE = op_named("a16w16"), Shape("a16w16", 24, 48, 64, "fp32")
 linear = torch.nn.functional.linear
@@ -204,26 +204,6 @@ def test_a_kernel_that_is_right_only_once_is_wrong() -> None:
     assert "right at first, wrong later" in again.detail
 
 
-def test_batch_invariance_is_tested_over_many_m() -> None:
-    """Rows whose bits depend on M fail, and so does an M that is refused.
-
-    A plain row-wise product passes.
-    """
-    verifier = Verifier(OP, SHAPE, operands(), 0.05)
-
-    def exact(x, weight):
-        return (x.double() @ weight.double().t()).float()
-
-    def by_size(x, weight):
-        return exact(x, weight) * (1.0 + 2.0**-20 * (x.shape[0] > 64))
-
-    assert verifier.batch_invariant(lambda at: Launcher(exact)) == ""
-    assert "differ between M = 64" in verifier.batch_invariant(lambda at: Launcher(by_size))
-    refusing = verifier.batch_invariant(lambda at: Launcher(exact) if at.m > 1 else Unsupported("one row is too few"))
-    assert refusing == "it refuses M = 1: one row is too few"
-    assert min(INVARIANT_M) == 1
-
-
 def shape_with_rows(name: str) -> Shape:
     """An example of an op with several rows, whose rows do not share a scale that is computed from
     all of them.
@@ -275,23 +255,3 @@ def test_right_and_wrong_outputs_differ_for_every_op(name: str) -> None:
     assert check(writes) == ("wrong", "it changed its operands")
     assert check(lambda *operands: right(*operands).flatten())[0] == "wrong"
     assert check(right) == ("ok", "")  # what was written to has been put back
-
-
-@pytest.mark.parametrize("name", sorted(ops()))
-def test_batch_invariance_looks_along_the_rows_of_every_op(name: str) -> None:
-    """A row's bits alone equal those among other rows, in each batch.
-
-    A solution whose rows depend on their number fails.
-    """
-    shape = shape_with_rows(name)
-    verifier, solution = verifier_of(shape), Solution("fake", "k")
-
-    def bind(at: Shape, wrong: bool) -> Launcher:
-        def call(*operands):
-            out = exact(solution, at, *operands)
-            return out * 1.03125 if wrong and at.m == 17 else out
-
-        return with_plain_weights(Launcher(call), at)
-
-    assert verifier.batch_invariant(lambda at: bind(at, False)) == ""
-    assert "M = 17" in verifier.batch_invariant(lambda at: bind(at, True))

@@ -31,12 +31,15 @@ def is_split(solution: Solution) -> bool:
 
 def without_add(solution: Solution) -> Solution:
     """Return the solution of the kernel alone."""
-    return attrs.evolve(solution, kernel_name=solution.kernel_name.removesuffix(ADD)) if is_split(solution) else solution
+    if not is_split(solution):
+        return solution
+    return attrs.evolve(solution, kernel_name=solution.kernel_name.removesuffix(ADD), sum_order=solution.sum_order.removesuffix(ADD))
 
 
 def with_add(solution: Solution) -> Solution:
     """Return the solution that adds a bias after this one."""
-    return attrs.evolve(solution, kernel_name=solution.kernel_name + ADD)
+    order = solution.sum_order and solution.sum_order + ADD
+    return attrs.evolve(solution, kernel_name=solution.kernel_name + ADD, sum_order=order)
 
 
 @functools.lru_cache(1024)  # called for each solution of a shape; a new Shape takes microseconds

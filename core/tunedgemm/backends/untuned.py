@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from tunedgemm.device import Device
-from tunedgemm.libtypes import BUILTIN, UNTUNED_KINDS
+from tunedgemm.libtypes import BUILTIN, INVARIANT, UNTUNED, UNTUNED_KINDS
 from tunedgemm.process.variables import KINDS, read
 from tunedgemm.products import data_sheet, measured_near, was_measured
 from tunedgemm.shape import Shape
@@ -40,8 +40,11 @@ def choices(shape: Shape, device: Device, registry: Registry, libtypes: tuple[st
     """Yield what the backends of some libtypes choose for an untuned call, in their order.
 
     Args:
-        invariant: whether the bits of a row must not depend on M.
+        invariant: whether the bits of a row must not depend on M. The usual libtypes then are
+            `INVARIANT`.
     """
+    if invariant and libtypes == UNTUNED:
+        libtypes = INVARIANT
     for libtype in libtypes:
         if UNTUNED_KINDS.get(libtype, device.kind) != device.kind:
             continue

@@ -11,8 +11,9 @@ from tunedgemm.cli.document import add_json, print_document
 from tunedgemm.errors import UserError
 
 if TYPE_CHECKING:
-    from tunedgemm.dispatch.choice import Explanation, Offer
+    from tunedgemm.dispatch.choice import Explanation
     from tunedgemm.dispatch.explain import RowExplanation
+    from tunedgemm.dispatch.offer import Offer
     from tunedgemm.ops.op import Op
     from tunedgemm.shape import Shape
 

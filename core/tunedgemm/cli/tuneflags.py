@@ -61,9 +61,8 @@ def _add_files(group: argparse._ArgumentGroup) -> None:
     add("--op", default="", help="op to tune; default: the op that the columns of -i fit, a16w16 for M,N,K alone and without -i")
     shapes = f"shapes: a file, the bare name of a shipped one, or a folder of lists; default: GTUNE_INPUT, else {captured}"
     add("-i", "--untune_file", "--input_file", dest="input", help=shapes)
-    table = (
-        "table, or FOLDER/ for one of each op; of A:B it is A, and B's rows count; default: GTUNE_TUNED, else the op's in the user folder"
-    )
+    default = "GTUNE_TUNED, else the op's in the user folder, of --batch-invariant in its batch_invariant/"
+    table = f"table, or FOLDER/ for one of each op; of A:B it is A, and B's rows count; default: {default}"
     add("-o", "--tune_file", "--tuned_file", dest="output", help=table)
     add("-o2", "--profile_file", dest="profile", default="", help="CSV to which every candidate's result is appended")
     add("--all", action="store_true", help="also tune shapes that the table already has")
@@ -81,8 +80,9 @@ def _add_choices(group: argparse._ArgumentGroup) -> None:
     add("--errRatio", type=float, default=0.05, help="largest share of wrong elements (default: %(default)s)")
     add("--atol", type=float, help="absolute tolerance of an element; default: the op's")
     add("--rtol", type=float, help="relative tolerance of an element; default: the op's")
-    add("--deterministic", action="store_true", help="only solutions with the same bits in repeated runs")
-    add("--batch-invariant", action="store_true", help="only solutions whose rows have the same bits for every M; one for each N, K")
+    add("--deterministic", action="store_true", help="only solutions with the same bits in repeated runs; these may depend on M")
+    invariant = "only solutions of one bit class for each N, K: a row's bits depend on neither M, the other rows nor its place"
+    add("--batch-invariant", action="store_true", help=invariant)
     add("-k", "--splitK", action="store_true", help=f"{ACCEPTED}: split-K solutions are always candidates")
     add("--preshuffle", action="store_true", help="tune the op for shuffled weights: --op OP_bpreshuffle instead of --op OP")
     add("--grouped-gemm", action="store_true", help=f"{ACCEPTED}: tunes the op with every installed backend")

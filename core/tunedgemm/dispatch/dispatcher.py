@@ -8,10 +8,11 @@ in a working kernel.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import torch
 from torch.autograd import forward_ad
 
@@ -21,14 +22,16 @@ from tunedgemm.device import Device, current_device, device_of
 from tunedgemm.dispatch.cache import LauncherCache, Served, Vetoes
 from tunedgemm.dispatch.call import Call, Operands, checked
 from tunedgemm.dispatch.captures import capture_check, is_captured, may_synchronize, watch_graphs, with_call_counter
-from tunedgemm.dispatch.choice import NATIVE, Explanation, choose, digest, offers, with_elsewhere, with_source
+from tunedgemm.dispatch.choice import Explanation, choose, digest, offers, with_elsewhere, with_source
 from tunedgemm.dispatch.fallback import TorchFailed, blaming_torch, outside_autocast, torch_fallback, torch_serves
-from tunedgemm.dispatch.gradients import differentiable
+from tunedgemm.dispatch.gradients import differentiable, has_two_products, with_torch_backward
+from tunedgemm.dispatch.invariant import bit_class, report_no_class, warn_of_other_bits
+from tunedgemm.dispatch.offer import NATIVE
 from tunedgemm.dispatch.preshuffle import preferred_weight
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.traced import register_hot_function
 from tunedgemm.dispatch.turns import Turns
-from tunedgemm.dispatch.warming import has_memory, random_operands, warm_each
+from tunedgemm.dispatch.warming import has_memory, prewarm_shapes, random_operands
 from tunedgemm.dispatch.without_memory import product_of_none, serve_without_memory
 from tunedgemm.dispatch.wrappers import OnDevice, adapted, is_elsewhere
 from tunedgemm.dtype import torch_dtype
@@ -99,9 +102,10 @@ class Dispatcher:
         self._clear()
 
     def _clear(self) -> None:
-        registry, settings, self._table = self._configured
+        registry, settings, table = self._configured
         self.registry = registry or Registry()
         self.settings = settings or Settings.from_environment()
+        self._table = table.of_classes() if table is not None and self.settings.batch_invariant else table
         self._bound: dict[tuple[Shape, int], Bound] = {}
         self.unbound: dict[Shape, int] = {}
         self.preferences: dict[tuple[Any, ...], bool] = {}
@@ -127,7 +131,7 @@ class Dispatcher:
         """Add a tuned file above all other layers of this instance."""
         path = Path(path)
         with self._lock:
-            table = Table.load(self.op, above=(*self.above, path))
+            table = Table.load(self.op, above=(*self.above, path), invariant=self.settings.batch_invariant)
             self.above = (*self.above, path)
             self._clear()
             self._table = table
@@ -138,7 +142,7 @@ class Dispatcher:
         table = self._table  # another thread may reload
         if table is None:
             with self._lock:
-                table = self._table = self._table or Table.load(self.op, above=self.above)
+                table = self._table = self._table or Table.load(self.op, above=self.above, invariant=self.settings.batch_invariant)
         return table
 
     def explain(self, shape: Shape, device: Device | None = None) -> Explanation:
@@ -237,7 +241,7 @@ class Dispatcher:
         A call while a graph is captured keeps the earlier binding.
         """
         with self._renewing:
-            before, table = self.table, Table.load(self.op, above=self.above)
+            before, table = self.table, Table.load(self.op, above=self.above)  # batch-invariant mode never renews
             with self._lock:
                 if self._table is not before:  # `reload` or `load` came meanwhile
                     return
@@ -249,10 +253,7 @@ class Dispatcher:
                 self.cache.outdate(fresh)
 
     def demote(self, call: Call, error: BaseException, launcher: Function) -> torch.Tensor:
-        """Serve a call whose cached launcher raised; see `retry`.
-
-        No solution is vetoed if another thread has replaced the launcher.
-        """
+        """Serve a call whose cached launcher raised, see `retry`; veto nothing if it was replaced."""
         return self.retry(call, error, self.cache.behind(call.key, launcher))
 
     def retry(self, call: Call, error: BaseException, served: Served | None) -> torch.Tensor:
@@ -291,19 +292,6 @@ class Dispatcher:
             self.cache.drop(lambda other: (other.solution, other.shape, other.index) == (served.solution, *place))
         _log.warning("%s failed for %s and will not be used for it again: %s", served.solution, served.shape, described(error))
 
-    def prewarm(self, shapes: Iterable[Shape] | None = None, device: Device | None = None) -> int:
-        """Bind and run each shape once, so that graphs can be captured; return how many ran.
-
-        A shape that cannot run is logged and skipped.
-
-        Args:
-            shapes: the shapes to bind; by default those of all rows for this device.
-            device: the device to bind for; by default the current one.
-        """
-        device = device or current_device()
-        expected = (row.shape for row in self.table.rows_for(device) if row.shape.m > 0) if shapes is None else shapes
-        return warm_each(self.op, self.warm, expected, device)
-
     def warm(self, shape: Shape, device: Device, operands: Operands = ()) -> bool:
         """Bind a shape and run it on these or random operands; return False without the memory."""
         self.cache.unbind(self._bound, (shape, device.index))
@@ -336,8 +324,9 @@ class Dispatcher:
         """
         return self._bind(shape, device)[0]
 
-    #: Choose between a plain weight and its shuffled copy.
+    bit_class = bit_class
     preferred = preferred_weight
+    prewarm = prewarm_shapes
 
     def _bind(self, shape: Shape, device: Device) -> Bound:
         # Read the tables here: they need the lock, which no holder of a turn may take.
@@ -359,8 +348,9 @@ class Dispatcher:
 
     def _choose(self, shape: Shape, device: Device, table: Table, vetoes: Vetoes) -> Bound:
         untried = offers(shape, device, table, self.registry, self.settings.untuned)
-        against = vetoes.against(shape, device) if vetoes else None
-        explanation, launcher = choose(untried, shape, device, self.registry, against)
+        explanation, launcher = choose(untried, shape, device, self.registry, vetoes.against(shape, device) if vetoes else None)
+        if table.invariant and not explanation.offer.bit_class:
+            report_no_class(explanation, table, self.cache, self._bound)
         if launcher is None:
             raise UserError(f"{shape} on {device}: no backend supports it\n{explanation}")
         if explanation.libtype == BUILTIN:
@@ -375,10 +365,16 @@ class Dispatcher:
         The solution is None if the launcher serves this call only.
         """
         shape, device = call.shape, call.device
+        bits = self.bit_class(shape, device) if self.settings.batch_invariant else ""
         if call.torch_reason:
+            if bits and call.is_plain and has_two_products(self.op, shape):
+                forward, solution, bound = self._choose_launcher(attrs.evolve(call, needs_gradient=False))
+                return with_torch_backward(forward), solution, bound
+            warn_of_other_bits(shape, bits, call.torch_reason)
             native = self.torch_fallback(shape, device)
             return differentiable(shape, native) if call.needs_gradient else native, NATIVE, None
         if call.is_captured and not self.is_bound(shape, device):
+            warn_of_other_bits(shape, bits, "first called during a graph capture")
             if shape not in self.unbound:
                 _log.warning("%s: first called during a graph capture, so torch serves it there; call prewarm() before", shape)
             with self._lock:
@@ -386,14 +382,17 @@ class Dispatcher:
             return self.torch_fallback(shape, device), None, None
         explanation, launcher = bound = self._bind(shape, device)
         solution = explanation.offer.solution
+        if bits and not launcher.graph_safe and device.index >= 0:
+            warn_of_other_bits(shape, bits, "a graph capture cannot have its kernel")
         if call.is_captured and not launcher.graph_safe:
             return self.torch_fallback(shape, device), None, None
         breaks_capture = device.index >= 0 and not launcher.graph_safe and solution != NATIVE
         if call.is_ready and not breaks_capture:
             return launcher.call, solution, bound
         fallback = blaming_torch(self.torch_fallback(shape, device)) if torch_serves(shape, device, self.registry) else None
-        is_torch = solution.libtype == BUILTIN
-        return adapted(call, launcher.call, fallback, breaks_capture=breaks_capture, is_torch=is_torch), solution, bound
+        is_torch, has_class = solution.libtype == BUILTIN, bool(explanation.offer.bit_class)
+        function = adapted(call, launcher.call, fallback, breaks_capture=breaks_capture, is_torch=is_torch, keeps_bits=has_class)
+        return function, solution, bound
 
     def torch_fallback(self, shape: Shape, device: Device) -> Function:
         """Return torch's implementation; see `tunedgemm.dispatch.fallback.torch_fallback`."""

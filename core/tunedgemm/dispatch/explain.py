@@ -12,8 +12,10 @@ import torch
 
 from tunedgemm.device import Device, as_present, current_device, device_of
 from tunedgemm.dispatch.call import Call
-from tunedgemm.dispatch.choice import NATIVE, Explanation, Offer
+from tunedgemm.dispatch.choice import Explanation
 from tunedgemm.dispatch.dispatcher import Dispatcher
+from tunedgemm.dispatch.gradients import has_two_products
+from tunedgemm.dispatch.offer import NATIVE, Offer
 from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.dtype import FP8, fp8_of
 from tunedgemm.errors import UserError
@@ -35,7 +37,8 @@ def explain(
 ) -> Explanation:
     """Explain which solution serves a shape or a call's operands, and why others do not.
 
-    A call that needs a gradient is served by torch.
+    A call that needs a gradient is served by torch; in batch-invariant mode torch serves the
+    backward pass of float products only.
 
     Args:
         what: a Shape, or the first operand of a call.
@@ -51,6 +54,10 @@ def explain(
     reason = call.torch_reason if device is None else ""
     if not reason or explanation.offer.solution == NATIVE:
         return explanation
+    if explanation.offer.bit_class and call.needs_gradient and has_two_products(call.op, call.shape):
+        return attrs.evolve(
+            explanation, offer=attrs.evolve(explanation.offer, why=f"{explanation.offer.why}; gradients by torch's products")
+        )
     passed_over = (*explanation.passed_over, (explanation.offer, reason))
     return attrs.evolve(explanation, offer=Offer(NATIVE, "builtin", f"torch's own call: {reason}"), passed_over=passed_over)
 

@@ -10,7 +10,7 @@ from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device
-from tunedgemm.dispatch.choice import NATIVE, Offer, examine
+from tunedgemm.dispatch.offer import NATIVE, Offer, examine
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import UserError
 from tunedgemm.libtypes import BUILTIN

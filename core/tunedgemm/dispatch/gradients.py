@@ -1,4 +1,7 @@
-"""Gradients and tangents: torch's implementation keeps them, or the call is an error."""
+"""Gradients and tangents: torch's implementation keeps them, or the call is an error.
+
+In batch-invariant mode a float product has the forward bits of its class and torch's gradients.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from torch.autograd import forward_ad
 
 from tunedgemm.dispatch.call import has_tangent
 from tunedgemm.errors import OperandError
-from tunedgemm.ops.op import Function
+from tunedgemm.ops.op import Function, Op
 from tunedgemm.shape import Shape
 
 
@@ -59,6 +62,47 @@ def with_gradient(op: str, call: Function) -> Function:
         return out
 
     return differentiable
+
+
+def has_two_products(op: Op, shape: Shape) -> bool:
+    """Check whether the backward pass of a shape is two products: of floats, plain and unscaled."""
+    is_float_product = op.operands[:3] == ("x", "weight", "bias?") and shape.scale == "none" and shape.layout == "row"
+    return is_float_product and shape.m > 0 and shape.dtype in ("bf16", "fp16", "fp32") and open_dual_levels() == 0
+
+
+def with_torch_backward(launcher: Function) -> Function:
+    """Wrap the launcher of a product so that gradients are torch's products."""
+
+    def product(*operands: torch.Tensor | None) -> Any:
+        return _Product.apply(launcher, *operands)
+
+    return product
+
+
+class _Product(torch.autograd.Function):
+    """A product whose output has a launcher's bits, and whose gradients are torch's."""
+
+    @staticmethod
+    def forward(ctx: Any, launcher: Function, x: torch.Tensor, weight: torch.Tensor, *bias: torch.Tensor | None) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.bias = [None if each is None else (each.shape, each.dtype) for each in bias]
+        return launcher(x, weight, *bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        rows = gradients[0].reshape(-1, weight.shape[0])
+        typed = rows.to(x.dtype)
+        _, of_x, of_weight, *of_bias = ctx.needs_input_grad
+        return (
+            None,
+            (typed @ weight).reshape(x.shape) if of_x else None,
+            typed.t() @ x.reshape(-1, weight.shape[1]) if of_weight else None,
+            *(
+                rows.sum(0).to(kind[1]).reshape(kind[0]) if kind and needed else None
+                for kind, needed in zip(ctx.bias, of_bias, strict=True)
+            ),
+        )
 
 
 def _lacks_derivative(node: Any, given: tuple[Any, ...]) -> bool:

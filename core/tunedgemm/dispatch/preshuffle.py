@@ -102,7 +102,8 @@ def prefers_shuffled(dispatcher: Binding, row: Shape, shuffled: Shape, device: D
 
     If both have a row, the higher layer wins, within a layer the lower time. If one has, it wins.
     Without rows the shuffled weight wins from `PRESHUFFLE_M_THRESHOLD` on, if a kernel reads its
-    layout; torch would unshuffle it in each call.
+    layout; torch would unshuffle it in each call. In batch-invariant mode M must not decide: the
+    shuffled weight serves if only it has a bit class.
 
     Args:
         dispatcher: the dispatcher that serves the call.
@@ -110,6 +111,8 @@ def prefers_shuffled(dispatcher: Binding, row: Shape, shuffled: Shape, device: D
         shuffled: the shape with the shuffled one.
         device: the device that runs the call.
     """
+    if dispatcher.settings.batch_invariant:
+        return not dispatcher.bit_class(row, device) and bool(dispatcher.bit_class(shuffled, device))
     try:
         of_shuffled = dispatcher.bound(shuffled, device)
     except UserError:

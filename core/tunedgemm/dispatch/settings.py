@@ -17,6 +17,9 @@ OWN_ONLINE, ONLINE, ONLINE_MOE, MOE = "TUNEDGEMM_ONLINE", "HIP_ONLINE_TUNING", "
 #: Word of `OWN_ONLINE` that tunes in the background, not in the call.
 BACKGROUND = "background"
 
+#: The variable that turns batch-invariant mode on.
+BATCH_INVARIANT = "TUNEDGEMM_BATCH_INVARIANT"
+
 #: Default timeout of online tuning, in seconds.
 ONLINE_SECONDS: float = KINDS["TUNEDGEMM_ONLINE_SECONDS"].default
 
@@ -64,7 +67,7 @@ class Settings:
             background=own == BACKGROUND,
             online_seconds=read("TUNEDGEMM_ONLINE_SECONDS", environment),
             online_libtype=read("TUNEDGEMM_ONLINE_LIBTYPE", environment),
-            batch_invariant=read("TUNEDGEMM_BATCH_INVARIANT", environment),
+            batch_invariant=read(BATCH_INVARIANT, environment),
         )
 
     @property
@@ -73,8 +76,11 @@ class Settings:
         return attrs.evolve(self, capture=False, online=False, online_moe=False, background=False)
 
     def tunes_online(self, op: str) -> bool:
-        """Check whether shapes of an op are tuned at their first call or in the background."""
-        return self.online or self.background or (self.online_moe and op == MOE)
+        """Check whether shapes of an op are tuned at their first call or in the background.
+
+        None are in batch-invariant mode: a new row could change the bits of a weight.
+        """
+        return not self.batch_invariant and (self.online or self.background or (self.online_moe and op == MOE))
 
     def needs_calls(self, op: str) -> bool:
         """Check whether capture or online tuning needs calls of an op that has no row."""

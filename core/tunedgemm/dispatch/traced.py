@@ -18,12 +18,14 @@ from tunedgemm.shape import Shape
 if TYPE_CHECKING:
     from tunedgemm.device import Device
     from tunedgemm.dispatch.choice import Explanation
+    from tunedgemm.dispatch.settings import Settings
 
 
 class Binding(Serving, Protocol):
     """Protocol of dispatchers that bind shapes; see `dispatcher.Dispatcher`."""
 
     above: tuple[Path, ...]
+    settings: Settings
     preferences: dict[tuple[Any, ...], bool]
 
     def torch_fallback(self, shape: Shape, device: Device) -> Function:
@@ -34,6 +36,9 @@ class Binding(Serving, Protocol):
 
     def bound(self, shape: Shape, device: Device) -> Explanation:
         """Bind a shape, and return the choice."""
+
+    def bit_class(self, shape: Shape, device: Device | None = None) -> str:
+        """Return the class that serves a shape's weight in batch-invariant mode, else ""."""
 
 
 #: Maps each live hot function to its dispatcher and to the function that rearranges its arguments

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 
 from tunedgemm.backends.registry import Registry
 from tunedgemm.dispatch.dispatcher import Dispatcher
-from tunedgemm.dispatch.settings import Settings
+from tunedgemm.dispatch.settings import BATCH_INVARIANT, Settings
 from tunedgemm.ops import DEFAULT_OP, functions, op_named
 from tunedgemm.ops.op import Function
 from tunedgemm.process.forksafe import ForkSafeLock
@@ -121,6 +123,10 @@ def _rebuilt(kind: type[TunedGemm], registry: Registry | None, settings: Setting
 
 tgemm = TunedGemm()
 
+#: Values of the variable before each active block of `batch_invariant`.
+_blocks: list[str | None] = []
+_blocks_lock = ForkSafeLock()
+
 
 def dispatcher(op: str = DEFAULT_OP) -> Dispatcher:
     """Return the dispatcher behind an op's public functions, created at first use.
@@ -148,6 +154,44 @@ def call(op: str, *operands: torch.Tensor | None, otype: torch.dtype | None = No
         OperandError: the operands do not form this op.
     """
     return tgemm.call(op, *operands, otype=otype, **fields)
+
+
+def set_batch_invariant(on: bool = True) -> None:
+    """Turn batch-invariant mode on or off for `tgemm`, the public functions and later child processes.
+
+    It sets ``TUNEDGEMM_BATCH_INVARIANT`` and reloads the dispatchers that it changes. Other
+    instances of `TunedGemm` read the variable when they are made or reloaded.
+    """
+    os.environ[BATCH_INVARIANT] = "1" if on else "0"
+    _follow_variable()
+
+
+def _follow_variable() -> None:
+    """Reload the dispatchers of `tgemm` whose mode the variable changes."""
+    on = Settings.from_environment().batch_invariant
+    for used in tgemm.dispatchers:
+        if used.settings.batch_invariant != on:
+            used.reload()
+
+
+@contextlib.contextmanager
+def batch_invariant() -> Iterator[None]:
+    """Turn batch-invariant mode on inside the block, in all threads; see `set_batch_invariant`.
+
+    Blocks may be nested and overlap: the mode is as before when the last one ends.
+    """
+    with _blocks_lock:
+        _blocks.append(os.environ.get(BATCH_INVARIANT))
+        set_batch_invariant()
+    try:
+        yield
+    finally:
+        with _blocks_lock:
+            before = _blocks.pop()
+            if not _blocks:
+                os.environ.pop(BATCH_INVARIANT)
+                os.environ.update({} if before is None else {BATCH_INVARIANT: before})
+                _follow_variable()
 
 
 def reload() -> None:

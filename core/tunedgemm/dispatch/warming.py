@@ -5,16 +5,47 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from tunedgemm.device import Device
+from tunedgemm.device import Device, current_device
 from tunedgemm.ops.op import Function, Op
 from tunedgemm.process.interrupt import is_interrupt
 from tunedgemm.process.memory import is_out_of_memory
 from tunedgemm.process.plugin_guard import described
 from tunedgemm.shape import Shape
 
+if TYPE_CHECKING:
+    from tunedgemm.table.lookup import Table
+
 _log = logging.getLogger("tunedgemm")
+
+
+class Warming(Protocol):
+    """The part of a dispatcher that `prewarm_shapes` uses."""
+
+    op: Op
+
+    @property
+    def table(self) -> Table:
+        """Return the merged table."""
+
+    def warm(self, shape: Shape, device: Device) -> bool:
+        """Bind and run a shape; return whether it ran."""
+
+
+def prewarm_shapes(dispatcher: Warming, shapes: Iterable[Shape] | None = None, device: Device | None = None) -> int:
+    """Bind and run each shape once, so that graphs can be captured; return how many ran.
+
+    A shape that cannot run is logged and skipped.
+
+    Args:
+        dispatcher: the dispatcher of the op.
+        shapes: the shapes to bind; by default those of all rows for this device.
+        device: the device to bind for; by default the current one.
+    """
+    device = device or current_device()
+    expected = (row.shape for row in dispatcher.table.rows_for(device) if row.shape.m > 0) if shapes is None else shapes
+    return warm_each(dispatcher.op, dispatcher.warm, expected, device)
 
 
 def warm_each(op: Op, warm: Callable[[Shape, Device], bool], shapes: Iterable[Shape], device: Device) -> int:

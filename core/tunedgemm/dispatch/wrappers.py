@@ -36,7 +36,9 @@ def is_elsewhere(device: Device) -> bool:
     return device.index >= 0 and torch.cuda.current_device() != device.index
 
 
-def adapted(call: Call, launcher: Function, native: Function | None, *, breaks_capture: bool, is_torch: bool) -> Function:
+def adapted(
+    call: Call, launcher: Function, native: Function | None, *, breaks_capture: bool, is_torch: bool, keeps_bits: bool = False
+) -> Function:
     """Wrap a launcher for operands that need a copy, or because it breaks graph captures.
 
     Args:
@@ -45,10 +47,14 @@ def adapted(call: Call, launcher: Function, native: Function | None, *, breaks_c
         native: torch's implementation; None if there is none.
         breaks_capture: whether the launcher cannot be captured.
         is_torch: whether the launcher is the built-in backend's.
+        keeps_bits: whether torch's bits differ from the launcher's class, so that weights are
+            copied, too.
     """
     launcher = eager_only(launcher, native) if breaks_capture and native is not None else launcher
     if call.is_ready:
         return launcher
+    if keeps_bits:
+        return _copying(call.op, launcher, None)
     if native is not None and any(operand is not None and operand.element_size() == 1 for operand in call.operands):
         native = _copying(call.op, native, None)  # torch's 8-bit GEMMs need contiguous, aligned operands, too
     return native if native and is_torch else _copying(call.op, launcher, native)

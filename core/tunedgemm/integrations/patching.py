@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import torch
 
+from tunedgemm.dispatch import tuned_gemm
 from tunedgemm.integrations import linear, products
 from tunedgemm.integrations.dynamo import load_unrouted
 from tunedgemm.process.forksafe import ForkSafeLock
@@ -101,8 +102,13 @@ def unpatch() -> None:
 
 
 @contextlib.contextmanager
-def patched(*, linear: bool = True, products: bool = True) -> Iterator[None]:
-    """Route torch's functions through the tables inside the block; the arguments are those of `patch`.
+def patched(*, linear: bool = True, products: bool = True, batch_invariant: bool = False) -> Iterator[None]:
+    """Route torch's functions through the tables inside the block.
+
+    Args:
+        linear, products: as for `patch`.
+        batch_invariant: turn batch-invariant mode on inside the block, for `tgemm`, too; see
+            `set_batch_invariant`.
 
     Blocks may be nested, and run in several threads: a function is torch's again when the last
     block ends.
@@ -113,7 +119,8 @@ def patched(*, linear: bool = True, products: bool = True) -> Iterator[None]:
         _requests.append(targets)
         _apply_requests()
     try:
-        yield
+        with tuned_gemm.batch_invariant() if batch_invariant else contextlib.nullcontext():
+            yield
     finally:
         with _lock:
             _requests.remove(targets)

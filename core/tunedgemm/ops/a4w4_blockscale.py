@@ -16,7 +16,7 @@ from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised, scaled_fp4
 from tunedgemm.ops.hot import BF16, hot, public
 from tunedgemm.ops.layout import misfit
-from tunedgemm.ops.op import unbiased
+from tunedgemm.ops.op import taken, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product
 from tunedgemm.ops.scale_order import FIELD, ROW, SHUFFLED, scale_order, stated_order
 from tunedgemm.ops.schema import MNK, Column, Schema
@@ -85,14 +85,14 @@ def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
     return out if bias is None else out.add_(bias.to(wide).reshape(1, -1))
 
 
-def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
+def _some_rows(shape: Shape, operands: tuple[Any, ...], indices: torch.Tensor) -> tuple[Any, ...]:
     import torch
 
     from tunedgemm.ops.formats.scales import shuffle_scale
 
     x, weight, x_scale, *rest = operands
-    rows = x.view(torch.uint8).reshape(shape.m, shape.k // 2)[:m].contiguous().view(x.dtype)
-    scales = scaled_fp4.in_order(shape, x_scale, shape.m)[:m].contiguous()
+    rows = taken(x.view(torch.uint8).reshape(shape.m, shape.k // 2), indices).view(x.dtype)
+    scales = taken(scaled_fp4.in_order(shape, x_scale, shape.m), indices)
     scales = scales if scale_order(shape) == ROW else shuffle_scale(scales)
     return (rows, weight, scales.view(x_scale.dtype), *rest)
 
@@ -159,7 +159,7 @@ op = quantised.product_op(
     fields=stated_order,
     problem=scaled_fp4.domain(scaled_fp4.FP4[:1]).problem,
     unbiased=unbiased,
-    first_rows=_first_rows,
+    some_rows=_some_rows,
     examples=lambda: (
         _example(1, 1280, 4096),  # decoding one token
         _example(127, 256, 512),  # a prime M

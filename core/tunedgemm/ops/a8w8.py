@@ -24,7 +24,7 @@ from tunedgemm.ops import quantised
 from tunedgemm.ops.domain import Domain
 from tunedgemm.ops.hot import BF16, hot, public
 from tunedgemm.ops.layout import plain_layout, shuffled_layout
-from tunedgemm.ops.op import Op, unbiased
+from tunedgemm.ops.op import Op, taken, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product
 from tunedgemm.ops.schema import BIAS, MNK, Column, Dtype, Schema, ShuffledLayout, Word
 from tunedgemm.shape import Shape
@@ -161,10 +161,10 @@ def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
     return out if bias is None else out.add_(bias.to(wide).reshape(1, -1))
 
 
-def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
+def _some_rows(shape: Shape, operands: tuple[Any, ...], indices: torch.Tensor) -> tuple[Any, ...]:
     x, weight, x_scale, *rest = operands
-    x_scale = x_scale.reshape(-1, 1)[:m].contiguous() if shape.scale == "row" else x_scale
-    return (x.reshape(shape.m, shape.k)[:m].contiguous(), weight, x_scale, *rest)
+    x_scale = taken(x_scale.reshape(-1, 1), indices) if shape.scale == "row" else x_scale
+    return (taken(x.reshape(shape.m, shape.k), indices), weight, x_scale, *rest)
 
 
 def gemm_a8w8(
@@ -242,7 +242,7 @@ def _op(schema: Schema, variable: str, layout_of: Callable[[torch.Tensor], str],
         problem=Domain(_DTYPES, quantised.OUTDTYPES, quantised.BIAS_DTYPES, _KINDS, layouts).problem,
         canonical=_canonical,
         unbiased=unbiased,
-        first_rows=_first_rows,
+        some_rows=_some_rows,
         **fields,
     )
 

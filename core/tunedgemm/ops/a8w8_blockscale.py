@@ -25,7 +25,7 @@ from tunedgemm.ops import quantised
 from tunedgemm.ops.domain import Domain
 from tunedgemm.ops.hot import BF16, hot, public
 from tunedgemm.ops.layout import plain_layout, shuffled_layout
-from tunedgemm.ops.op import Op
+from tunedgemm.ops.op import Op, taken
 from tunedgemm.ops.product import exact_dtype, exact_product
 from tunedgemm.ops.scale_order import (
     BLOCK,
@@ -119,14 +119,14 @@ def _shape_of(
     return shape if order == ROW else with_order(shape, order)
 
 
-def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
+def _some_rows(shape: Shape, operands: tuple[Any, ...], indices: torch.Tensor) -> tuple[Any, ...]:
     from tunedgemm.ops.formats.scales import transposed_scale, untransposed_scale
 
     x, weight, x_scale, w_scale = operands
     plain = x_scale if shape.layout == "row" else untransposed_scale(x_scale)
-    scales = plain.reshape(shape.m, blocks(shape.k))[:m].contiguous()
-    scales = in_order(scales, shape.with_m(m)) if shape.layout == "row" else transposed_scale(scales)
-    return x.reshape(shape.m, shape.k)[:m].contiguous(), weight, scales, w_scale
+    scales = taken(plain.reshape(shape.m, blocks(shape.k)), indices)
+    scales = in_order(scales, shape.with_m(len(indices))) if shape.layout == "row" else transposed_scale(scales)
+    return taken(x.reshape(shape.m, shape.k), indices), weight, scales, w_scale
 
 
 def _equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
@@ -240,7 +240,7 @@ def _op(schema: Schema, variable: str, **fields: Any) -> Op:
         make_inputs=_make_inputs,
         reference=_reference,
         bytes_moved=lambda shape: quantised.bytes_moved(shape, 32 * (shape.m + blocks(shape.n)) * blocks(shape.k)),
-        first_rows=_first_rows,
+        some_rows=_some_rows,
         problem=domain.problem,
         **fields,
     )

@@ -17,7 +17,7 @@ from tunedgemm.ops import quantised
 from tunedgemm.ops.domain import Domain
 from tunedgemm.ops.hot import BF16, Serving, hot, hot_function, public
 from tunedgemm.ops.layout import plain_layout
-from tunedgemm.ops.op import Function, Op
+from tunedgemm.ops.op import Function, Op, taken
 from tunedgemm.ops.padded_m import exact
 from tunedgemm.ops.product import exact_dtype, exact_product
 from tunedgemm.ops.schema import BIAS, MNK, Dtype, Schema, Size
@@ -131,9 +131,9 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | N
     return x.new_empty((*x.shape[:2], weight.shape[1]), dtype=otype)
 
 
-def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
+def _some_rows(shape: Shape, operands: tuple[Any, ...], indices: torch.Tensor) -> tuple[Any, ...]:
     count = 1 if shape.scale == "none" else 3
-    return tuple(operand[:, :m].contiguous() if index < count and index != 1 else operand for index, operand in enumerate(operands))
+    return tuple(taken(operand, indices, 1) if index < count and index != 1 else operand for index, operand in enumerate(operands))
 
 
 def batched_gemm_a8w8(
@@ -228,7 +228,7 @@ def _op(name: str, variable: str, **fields: Any) -> Op:
         fake=_fake,
         problem=domain.problem,
         padded_m=exact,
-        first_rows=_first_rows,
+        some_rows=_some_rows,
         **fields,
     )
 

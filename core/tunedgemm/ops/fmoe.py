@@ -33,7 +33,7 @@ from tunedgemm.ops.moe_words import (
     QuantType,
     activation_dtypes,
 )  # fmt: skip
-from tunedgemm.ops.op import Columns, Factors, Op, Tolerance
+from tunedgemm.ops.op import Columns, Factors, Op, Tolerance, taken
 from tunedgemm.ops.padded_m import tokens
 from tunedgemm.ops.product import TOLERANCES
 from tunedgemm.ops.scale_order import E8M0_ORDERS, FIELD, ROW, SHUFFLED, stated_order, usual_order, with_order
@@ -247,9 +247,9 @@ def _fake(hidden: torch.Tensor, *_: Any, otype: torch.dtype | None = None) -> to
     return hidden.new_empty(hidden.shape[0], width, dtype=otype or hidden.dtype)
 
 
-def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
+def _some_rows(shape: Shape, operands: tuple[Any, ...], indices: torch.Tensor) -> tuple[Any, ...]:
     scales = (7,) if options_of(shape).quantised and shape["q_type"] != "per_Tensor" else ()
-    return tuple(operand[:m].contiguous() if index in (0, 3, 4, *scales) else operand for index, operand in enumerate(operands))
+    return tuple(taken(operand, indices) if index in (0, 3, 4, *scales) else operand for index, operand in enumerate(operands))
 
 
 def _factors(shape: Shape) -> tuple[Factors, ...]:
@@ -331,7 +331,7 @@ op = Op(
     canonical=canonical,
     equivalent_shapes=_equivalent_shapes,
     padded_m=tokens,
-    first_rows=_first_rows,
+    some_rows=_some_rows,
     factors=_factors,
     examples=lambda: (
         _example((1, 128, 64, 8, 2)),

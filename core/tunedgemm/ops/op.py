@@ -154,8 +154,8 @@ class Op:
             or only devices like the one that they name (`tunedgemm.products.are_alike`).
         padded_m: (m, n) -> the M of rows that may serve, in order, each with its name; see
             `tunedgemm.ops.padded_m`.
-        first_rows: (shape, operands, m) -> the operands of the first *m* rows, to test batch
-            invariance.
+        some_rows: (shape, operands, indices) -> the operands of these rows, of which some may be
+            repeated, to test batch invariance.
         examples, large: functions that return the shapes of the conformance suite, and further
             ones for GPUs; empty for an op whose shapes have only M, N and K. Called at first use.
         factors: shape -> the pairs of multiplied operands; by default one pair, of the activations
@@ -185,7 +185,7 @@ class Op:
     weight_dtype: Callable[[Shape], str] = lambda shape: str(dict(shape.extra).get("q_dtype_w", shape.dtype))
     serves_alike: bool = True
     padded_m: Callable[[int, int], Mapping[int, str]] = padded
-    first_rows: Callable[[Shape, tuple[Any, ...], int], tuple[Any, ...]] = attrs.field()
+    some_rows: Callable[[Shape, tuple[Any, ...], torch.Tensor], tuple[Any, ...]] = attrs.field()
     _examples: Callable[[], tuple[Shape, ...]] = tuple
     _large: Callable[[], tuple[Shape, ...]] = tuple
     factors: Callable[[Shape], tuple[Factors, ...]] = attrs.field()
@@ -248,16 +248,31 @@ class Op:
         factors = (Factors(activations, (*self.matrices, *scales)),)
         return lambda _: factors
 
-    @first_rows.default
-    def _by_first_dimension(self) -> Callable[[Shape, tuple[Any, ...], int], tuple[Any, ...]]:
-        """Slice the first *m* rows of all operands, except weights, whose first dimension is M."""
+    @some_rows.default
+    def _by_first_dimension(self) -> Callable[[Shape, tuple[Any, ...], torch.Tensor], tuple[Any, ...]]:
+        """Take the rows of all operands, except weights, whose first dimension is M."""
         weights = self.weights
 
-        def first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
-            def cut(index: int, operand: Any) -> Any:
+        def some_rows(shape: Shape, operands: tuple[Any, ...], indices: torch.Tensor) -> tuple[Any, ...]:
+            def take(index: int, operand: Any) -> Any:
                 by_row = operand is not None and index not in weights and operand.dim() >= 2 and operand.shape[0] == shape.m
-                return operand[:m].contiguous() if by_row else operand
+                return taken(operand, indices) if by_row else operand
 
-            return tuple(cut(index, operand) for index, operand in enumerate(operands))
+            return tuple(take(index, operand) for index, operand in enumerate(operands))
 
-        return first_rows
+        return some_rows
+
+    def first_rows(self, shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
+        """Return the operands of the first *m* rows."""
+        import torch
+
+        return self.some_rows(shape, operands, torch.arange(m, device=operands[0].device))
+
+
+def taken(operand: torch.Tensor, indices: torch.Tensor, dim: int = 0) -> torch.Tensor:
+    """Copy some rows of a tensor, also in dtypes that torch cannot index."""
+    import torch
+
+    if operand.element_size() > 1:
+        return operand.index_select(dim, indices)
+    return operand.view(torch.uint8).index_select(dim, indices).view(operand.dtype)

@@ -23,6 +23,9 @@ UNTUNED_EXTRA = ("count", "graph", "layer")
 #: AITER's device columns, which a list of shapes may have, too; ``--all`` compares them.
 DEVICE = ("gfx", "cu_num")
 
+#: The column of `Row.bit_class`, which only files with class rows have.
+BIT_CLASS = "bit_class"
+
 #: Key columns that AITER's older files lack; the op's parser has defaults.
 _DEFAULTED = ("bias", "dtype", "outdtype", "scaleAB", "bpreshuffle", "x_dtype")
 
@@ -112,16 +115,21 @@ def measures(op: Op) -> list[str]:
 
 
 def in_order(op: Op, columns: Iterable[str]) -> list[str]:
-    """Sort columns: AITER's in AITER's order, ours, then the rest of *columns*."""
-    return list(dict.fromkeys(("gfx", "cu_num", *op.columns.key, *op.columns.values, *appended(op), *columns)))
+    """Sort columns: AITER's in AITER's order, ours, then the rest of *columns*.
+
+    All of ours are listed, but `BIT_CLASS` only if it is in *columns*.
+    """
+    given = tuple(columns)
+    classes = (BIT_CLASS,) if BIT_CLASS in given else ()
+    return list(dict.fromkeys(("gfx", "cu_num", *op.columns.key, *op.columns.values, *appended(op), *classes, *given)))
 
 
 def unknown_columns(op: Op, columns: Iterable[str]) -> frozenset[str]:
     """Return the columns of a file that are unknown."""
-    return frozenset(columns) - {*in_order(op, ())}
+    return frozenset(columns) - {*in_order(op, (BIT_CLASS,))}
 
 
 def appended(op: Op) -> tuple[str, ...]:
     """Return our columns after AITER's, in which "" and AITER's filler 0 mean absent."""
     libtype = () if "libtype" in op.columns.values else ("libtype",)
-    return (*libtype, "device", *op.columns.own, "libver", "bit_class")
+    return (*libtype, "device", *op.columns.own, "libver")

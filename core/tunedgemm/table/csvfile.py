@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from tunedgemm.errors import TableError, TunedGemmError, UserError
 from tunedgemm.ops import DEFAULT_OP, op_named, ops
+from tunedgemm.table.bit_classes import one_class
 from tunedgemm.table.columns import (
+    BIT_CLASS,
     DEVICE,
     UNTUNED_EXTRA,
     fits,
@@ -35,6 +37,7 @@ from tunedgemm.table.row import (
     blank,
     key_of,
     key_shape,
+    own_cell,
     reason,
     record_of,
     rows_of,
@@ -169,7 +172,7 @@ def write_rows(path: Path, op: Op, rows: Iterable[Row]) -> None:
         replace_text(path, Sheet(in_order(op, _columns_of(records)), records).text())
 
 
-def upsert(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> None:
+def upsert(path: Path, op: Op, rows: Iterable[Row], sort: bool = True, without: Collection[Any] = ()) -> None:
     """Insert rows into a table, replacing rows of the same device and shape.
 
     Other lines are kept. A row of AITER, which names no device, is replaced by one measured on a
@@ -180,18 +183,20 @@ def upsert(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> None:
     Args:
         sort: sort the file by gfx, cu_num, N, M, K and the rest of the key, as AITER does; else
             rows keep their positions.
+        without: keys (`Row.key`) of rows to remove.
 
     Raises:
         TableError: the file or its folder cannot be read or written; the file is unchanged.
     """
     with locked(path):
-        _upsert_locked(path, op, rows, sort, supersede=True)
+        _upsert_locked(path, op, rows, sort, supersede=True, without=without)
 
 
 def fold(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> list[Conflict]:
     """Merge rows into a table, keeping the fastest row per device and shape.
 
-    A row with an invalid time is kept only if none is valid. The file is read under its lock, as in
+    A row with an invalid time is kept only if none is valid. Each group keeps the rows of one bit
+    class, see `one_class`. The file is read under its lock, as in
     `upsert`.
 
     Returns:
@@ -204,25 +209,29 @@ def fold(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> list[Con
     groups: dict[tuple[str, int, str, Shape], list[Row]] = {}
     with locked(path):
         existing = read_rows(path, op)[0] if present(path) else []
-        for row in [*existing, *rows]:
+        every = [*existing, *rows]
+        for row in every:
             groups.setdefault(row.key, []).append(row)
-        best = {key: min(group, key=lambda row: (not row.valid, row.us if row.valid else 0.0)) for key, group in groups.items()}
+        allowed = {id(row) for row in one_class(every)}
+        able = {key: [row for row in group if id(row) in allowed] for key, group in groups.items()}
+        best = {key: min(group, key=lambda row: (not row.valid, row.us if row.valid else 0.0)) for key, group in able.items() if group}
         for key, group in groups.items():
-            if others := tuple(row for row in group if row.valid and row.solution != best[key].solution):
+            if key in best and (others := tuple(row for row in group if row.valid and row.solution != best[key].solution)):
                 conflicts.append(Conflict(best[key], others))
         kept = {id(row) for row in existing}
         _upsert_locked(path, op, [row for row in best.values() if id(row) not in kept], sort, supersede=False)
     return conflicts
 
 
-def _upsert_locked(path: Path, op: Op, rows: Iterable[Row], sort: bool, *, supersede: bool) -> None:
+def _upsert_locked(path: Path, op: Op, rows: Iterable[Row], sort: bool, *, supersede: bool, without: Collection[Any] = ()) -> None:
     """Do `upsert` under a held lock; with *supersede*, also replace rows without a device.
 
-    Unchanged lines keep their text.
+    Unchanged lines keep their text. Lines of another bit class than their group's new rows go.
     """
     refuse_published(path)
     fresh = {row.key: row for row in rows}
     nameless = {(gfx, cu_num, "", shape): (gfx, cu_num, device, shape) for gfx, cu_num, device, shape in fresh} if supersede else {}
+    classes = {row.group: row.bit_class for row in fresh.values() if row.bit_class}
     waiting = dict(fresh)
     sheet = read_tuned(path, op) if present(path) else Sheet([], [])
     unknown = unknown_columns(op, sheet.columns)
@@ -230,8 +239,12 @@ def _upsert_locked(path: Path, op: Op, rows: Iterable[Row], sort: bool, *, super
     for record in sheet.records:
         key = None if blank(record) else key_of(record, op)
         key = nameless.get(key, key) if key is not None else None
+        if key in without:
+            continue
         if key is None or key not in fresh:
-            records.append(record)
+            group = classes.get((*key[:3], key[3].with_m(0))) if key is not None and classes else None
+            if group is None or own_cell(record.cells, BIT_CLASS) in ("", group):
+                records.append(record)
         elif key in waiting:
             row = waiting.pop(key)
             records.append(record if _is_this_row(path, record, op, unknown, row) else _kept_record(path, op, row, sheet.columns) or record)

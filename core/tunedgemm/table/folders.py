@@ -30,6 +30,9 @@ DISTRIBUTION = "distribution"
 #: Subfolder with the ``config.json`` of models, by name.
 MODEL_FOLDERS = "models"
 
+#: Subfolder with the user's tables of batch-invariant mode.
+CLASS_FOLDER = "batch_invariant"
+
 #: Entry in a variable that keeps the user's and the shipped tables as lower layers.
 DEFAULT = "default"
 
@@ -70,10 +73,19 @@ def home_folder() -> Path:
     return user_folder("TUNEDGEMM_HOME", "config")
 
 
-def tuned_path(op: Op) -> Path:
-    """Return the default output table: the first path of the op's variable, else the user's table."""
+def tuned_path(op: Op, *, invariant: bool = False) -> Path:
+    """Return the default output table: the first path of the op's variable, else the user's table.
+
+    Args:
+        invariant: whether it is that of batch-invariant mode.
+    """
     named, _ = _variable(op)
-    return named[0] if named else home_folder() / op.columns.tuned_file
+    return named[0] if named else user_table(op, invariant=invariant)
+
+
+def user_table(op: Op, *, invariant: bool = False) -> Path:
+    """Return the table in the user's folder; arguments as for `tuned_path`."""
+    return home_folder() / (CLASS_FOLDER if invariant else "") / op.columns.tuned_file
 
 
 def untuned_path(op: Op) -> Path:
@@ -117,11 +129,12 @@ def named_model(text: str) -> Path:
     raise UserError(f"{text}: no such model folder; shipped: {', '.join(folder.name for folder in shipped) or 'none'}")
 
 
-def table_layers(op: Op, above: Sequence[Path] = ()) -> list[TableLayer]:
+def table_layers(op: Op, above: Sequence[Path] = (), *, invariant: bool = False) -> list[TableLayer]:
     """Return the layers of an op's table, highest precedence first, without opening files.
 
     Args:
         above: files that rank above all others, such as those of a `TunedGemm` instance.
+        invariant: whether the user's table is that of batch-invariant mode.
 
     A set variable replaces the layers below it. It keeps them if it contains the entry ``default``,
     or a missing path that ends in ``aiter/configs/<default name>``, as AITER's scripts set.
@@ -129,7 +142,7 @@ def table_layers(op: Op, above: Sequence[Path] = ()) -> list[TableLayer]:
     named, defaults = _variable(op)
     layers = [TableLayer("instance", tuple(above)), TableLayer("environment", tuple(named))]
     if defaults:
-        layers.append(TableLayer("user", (home_folder() / op.columns.tuned_file,)))
+        layers.append(TableLayer("user", (user_table(op, invariant=invariant),)))
         layers += [TableLayer(DISTRIBUTION, found.of(op.name), found.label) for found in distributions()]
         layers += shipped_layers(op)
     return [layer for layer in layers if layer.paths]

@@ -66,6 +66,7 @@ class RowSource(Sequence["Row"]):
         sorted: whether the rows are in the order of their lines.
         parts: positions of rows by the low bits of their keys; empty until `split`.
         pinned: whether any row has M = 0.
+        classed: whether any row has a bit class.
     """
 
     read: Callable[[Sequence[int], Sequence[bytes]], list[Row]]
@@ -82,6 +83,7 @@ class RowSource(Sequence["Row"]):
     sorted: bool = True
     parts: list[array[int]] = attrs.field(factory=list)
     pinned: bool = False
+    classed: bool = False
     _numbered: dict[tuple[str, str, int], int] = attrs.field(factory=dict)
 
     @classmethod
@@ -92,6 +94,11 @@ class RowSource(Sequence["Row"]):
             source.add(row, 0)
             source.parsed[len(source.keys) - 1] = row
         return source
+
+    @property
+    def classes(self) -> RowSource:
+        """Return the rows with a bit class, as another source."""
+        return RowSource.of([row for row in self if row.bit_class] if self.classed else ())
 
     def stamp(self, units: int, kind: Kind) -> int:
         """Return the stamp of a kind, and register it."""
@@ -110,6 +117,7 @@ class RowSource(Sequence["Row"]):
         """Append a parsed row of the line at this offset."""
         shape = row.shape
         self.pinned = self.pinned or shape.m == 0
+        self.classed = self.classed or bool(row.bit_class)
         if len(self.parsed) < _REMEMBERED:
             self.parsed[len(self.keys)] = row
         self.keys.append(hash((self.stamp(row.cu_num, kind_of(shape)), shape.n, shape.k, shape.m)))
@@ -209,6 +217,14 @@ class Index:
                 self.kinds.setdefault(kind, {}).update(stamps)
         self.pinned = any(source.pinned for source in self._sources)
         self.parts: list[dict[int, int | list[int]] | None] = [None] * (PARTS if total > WHOLE else 1)
+
+    @property
+    def classes(self) -> Index:
+        """Return the index of the rows with a bit class, with the same layers."""
+        layers: list[list[RowSource]] = [[] for _ in range(max(self._ranks, default=-1) + 1)]
+        for rank, source in zip(self._ranks, self._sources, strict=True):
+            layers[rank].append(source.classes)
+        return Index(layers)
 
     def part(self, part: int) -> dict[int, int | list[int]]:
         """Return the dict of a part, built on first use."""

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from tunedgemm.device import Device
-from tunedgemm.errors import TableError
 from tunedgemm.libtypes import rank
 from tunedgemm.ops.padded_m import serving
 from tunedgemm.products import are_alike, difference, with_memory
+from tunedgemm.table.bit_classes import class_faults, warn_of_plain_files
 from tunedgemm.table.csvfile import Problem
-from tunedgemm.table.folders import SHIPPED_WORD, TableLayer, table_layers
+from tunedgemm.table.folders import SHIPPED_WORD, TableLayer, table_layers, user_table
 from tunedgemm.table.index import Index, Kind, RowSource, kind_of
-from tunedgemm.table.row import Row, record_of
+from tunedgemm.table.row import Row, key_shape, record_of
 from tunedgemm.table.sheet import present
-from tunedgemm.table.source import open_source
+from tunedgemm.table.source import log_problems, read_layers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -110,6 +110,9 @@ class Table:
     Attributes:
         op: the op.
         problems: lines that cannot be read or are never chosen.
+        invariant: whether the table serves batch-invariant mode. Then it has only rows with a bit
+            class, and those that serve a group have the class of its first row with M = 0.
+        decisions: what dispatch has decided for groups in that mode.
     """
 
     def __init__(
@@ -121,6 +124,7 @@ class Table:
         index: Index | None = None,
         labels: Sequence[str] = (),
         named: Sequence[tuple[Path, RowSource]] = (),
+        invariant: bool = False,
     ) -> None:
         """
         Args:
@@ -128,17 +132,21 @@ class Table:
             index: index of the rows, instead of *layers*.
             labels: names of the layers.
             named: files named by the user, with their rows.
+            invariant: whether the table serves batch-invariant mode.
         """
-        self.op = op
-        self.problems = tuple(problems)
-        self._index = index or Index([[RowSource.of(layer)] for layer in layers])
+        self.op, self.invariant = op, invariant
+        index = index or Index([[RowSource.of(layer)] for layer in layers])
+        self._index = index.classes if invariant else index
+        broken = class_faults(self._index.rows) if invariant else ()
+        self.problems = (*problems, *(Problem(row.source, row.line, why) for row, why in broken))
+        self.decisions: dict[Any, Any] = {}
         self._labels = tuple(labels)
         self._named = tuple(named)
         self._examined: set[Device] = set()
         self._answers: dict[tuple[Any, ...], _Answers] = {}
 
     @classmethod
-    def load(cls, op: Op, above: Sequence[Path] = (), layers: Sequence[TableLayer] | None = None) -> Table:
+    def load(cls, op: Op, above: Sequence[Path] = (), layers: Sequence[TableLayer] | None = None, *, invariant: bool = False) -> Table:
         """Read all layers of an op's table.
 
         Broken files and lines are skipped, logged and kept in `problems`.
@@ -146,35 +154,26 @@ class Table:
         Args:
             above: files that rank above all others.
             layers: the layers to read, instead of *above* and `table_layers`.
+            invariant: whether batch-invariant mode is on; see the class.
 
-            Raises:
+        Raises:
             TableError: a file in *above* is unusable.
         """
-        by_layer: list[list[RowSource]] = []
-        named: list[tuple[Path, RowSource]] = []
-        problems: list[Problem] = []
-        layers = table_layers(op, above) if layers is None else layers
-        for layer in layers:
-            sources: list[RowSource] = []
-            for path in layer.paths:
-                if not layer.named_by_user and not present(path):
-                    continue
-                try:
-                    source = open_source(path, op)
-                except TableError as error:
-                    if layer.name == "instance":
-                        raise
-                    source = RowSource.of(())
-                    source.problems.append(Problem(path, 0, str(error)))
-                sources.append(source)
-                named += [(path, source)] if layer.named_by_user else []
-                problems += source.problems
-                if faults := source.problems:
-                    more = f" (and {len(faults) - 1} more; `tunedgemm table check` lists them)" if len(faults) > 1 else ""
-                    what = "a row that is not used" if faults[0].line else "a table that is not used"
-                    _log.warning("%s: %s%s", what, faults[0], more)
-            by_layer.append(sources)
-        return cls(op, problems=problems, index=Index(by_layer), labels=list(map(str, layers)), named=named)
+        layers = table_layers(op, above, invariant=invariant) if layers is None else layers
+        by_layer, named = read_layers(op, layers)
+        problems = [problem for sources in by_layer for source in sources for problem in source.problems]
+        table = cls(op, problems=problems, index=Index(by_layer), labels=list(map(str, layers)), named=named, invariant=invariant)
+        if invariant:
+            log_problems(table.problems[len(problems) :])
+            plain = [path for path, source in named if len(source) and not source.classed]
+            warn_of_plain_files(plain or [path for path in [user_table(op)] if not table._index.devices and present(path)])
+        return table
+
+    def of_classes(self) -> Table:
+        """Return this table in batch-invariant mode: only rows with a bit class serve."""
+        if self.invariant:
+            return self
+        return Table(self.op, (), self.problems, index=self._index, labels=self._labels, named=self._named, invariant=True)
 
     @functools.cached_property
     def rows(self) -> tuple[Row, ...]:
@@ -223,7 +222,20 @@ class Table:
         the same gfx and cu_num follow, those with the most similar memory first. In 16 bits, rows
         of shipped tables serve only products with rates like their own (`are_alike`). On NVIDIA the
         nearest M comes first, and distant ones are left out: see `padded_m.on_nvidia`.
+
+        In batch-invariant mode only rows of this shape with the class of `pin` serve, pins last.
         """
+        if self.invariant:
+            pin = self.pin(shape, device)
+            return (match for match in self._matches(shape, device) if pin and match.row.bit_class == pin.row.bit_class)
+        return self._matches(shape, device)
+
+    def pin(self, shape: Shape, device: Device) -> Match | None:
+        """Return the row with M = 0 that determines the class of a shape's group; None without one."""
+        return next((match for match in self._matches(shape.with_m(0), device) if not match.row.shape.m), None)
+
+    def _matches(self, shape: Shape, device: Device) -> Iterator[Match]:
+        """Yield the rows that may serve a shape, whatever their class."""
         buckets = self._buckets(shape, device)
         if not buckets:
             return iter(())
@@ -275,7 +287,7 @@ class Table:
     def _buckets(self, shape: Shape, device: Device) -> list[_Bucket]:
         index, units = self._index, device.cu_num
         keys: list[tuple[int, _Product, int]] = []
-        for equivalent in self.op.equivalent_shapes(shape):
+        for equivalent in self.op.equivalent_shapes(shape) if not self.invariant else [shape] if key_shape(shape) == shape else []:
             kind = kind_of(equivalent)
             by_units = index.kinds.get(kind)
             if by_units is not None:
@@ -287,7 +299,9 @@ class Table:
         if keys:
             parts, count = index.parts, len(index.parts)
             rungs = serving(self.op.padded_m, shape.m, shape.n, device.kind)
-            if index.pinned:
+            if self.invariant:
+                rungs = {**{m: word for m, word in rungs.items() if m}, 0: _PINNED}
+            elif index.pinned:
                 rungs = {0: _PINNED, **{m: word for m, word in rungs.items() if m}}
             for m in rungs:
                 for stamp, product, cu_num in keys:
@@ -373,7 +387,7 @@ def _others(index: Index, device: Device) -> str:
 
 def _identity(row: Row) -> tuple[Any, ...]:
     solution = row.solution
-    return solution.libtype, solution.kernel_name, solution.split_k, solution.extra, row.libver
+    return solution.libtype, solution.kernel_name, solution.split_k, solution.extra, row.libver, *filter(None, (row.bit_class,))
 
 
 def _further(row: Row) -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from tunedgemm.ops import ops
 from tunedgemm.ops.op import as_they_are
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.table.columns import foreign_columns, own_names, sizes
+from tunedgemm.table.columns import BIT_CLASS, foreign_columns, own_names, sizes
 from tunedgemm.table.sheet import LONGEST, Record
 from tunedgemm.text.cell import MISSING, RULE, is_kept
 from tunedgemm.text.printable import warn_once
@@ -51,6 +52,9 @@ FILLERS = ("0", "0.0")
 #: digits of a number that a float holds exactly
 _EXACT = 15
 
+#: what `bit_class` may be: the first 16 hexadecimal digits of a hash, or empty
+_CLASS = re.compile(r"[0-9a-f]{16}|")
+
 #: part of a kernel's name in the short form that marks shuffled weights
 _SHUFFLED = "bshuffle"
 
@@ -68,6 +72,12 @@ def kept(_: object, attribute: attrs.Attribute[str], value: str) -> None:
         raise TableError(f"{attribute.name!r} must be {RULE} (got {value!r:.80})")
 
 
+def _class(_: object, attribute: attrs.Attribute[str], value: str) -> None:
+    """Refuse a class that the tuner cannot have written."""
+    if not _CLASS.fullmatch(value):
+        raise TableError(f"{attribute.name!r} must be 16 hexadecimal digits, as the tuner writes them (got {value!r:.80})")
+
+
 @attrs.frozen
 class Row:
     """One row of a tuned table.
@@ -82,8 +92,9 @@ class Row:
         err_ratio: share of wrong elements when it was tuned.
         libver: version of the backend's library then, "" where the kernel's name includes a
             revision.
-        bit_class: hash of the kernel's output bits on standard operands, equal for all rows of its
-            class; "" for a row that was tuned without ``--batch-invariant``.
+        bit_class: hash of the kernel's output bits on standard operands, as 16 hexadecimal digits,
+            equal for all rows of its class; "" for a row that was tuned without
+            ``--batch-invariant``.
         source, line: file and line of the row; line 0 for a row that was not read.
         extra: unknown columns, as (name, text) pairs.
     """
@@ -96,7 +107,7 @@ class Row:
     us: float
     err_ratio: float = 0.0
     libver: str = attrs.field(default="", validator=kept)
-    bit_class: str = attrs.field(default="", validator=kept)
+    bit_class: str = attrs.field(default="", validator=_class)
     source: Path = attrs.field(default=Path(), eq=False)
     line: int = attrs.field(default=0, eq=False)
     extra: tuple[tuple[str, str], ...] = ()
@@ -105,6 +116,11 @@ class Row:
     def valid(self) -> bool:
         """Tell whether the row may win: its time is a finite number above 0."""
         return 0.0 < self.us < math.inf
+
+    @property
+    def group(self) -> tuple[str, int, str, Shape]:
+        """Return the key without M: rows of one group must have one bit class."""
+        return self.gfx, self.cu_num, self.device, self.shape.with_m(0)
 
     @property
     def key(self) -> tuple[str, int, str, Shape]:
@@ -159,7 +175,7 @@ class RowReader:
                 us=_number(values, "us", _time_of_rate(cells, op.flops(shape)) if anywhere else math.nan),
                 err_ratio=err_ratio,
                 libver=libver,
-                bit_class=own_cell(cells, "bit_class"),
+                bit_class=own_cell(cells, BIT_CLASS),
                 source=self._path,
                 line=record.line,
                 extra=extra,
@@ -208,7 +224,7 @@ def record_of(row: Row, op: Op) -> Record:
     extra = {column: str(value) for column, value in row.solution.extra}
     written = op.columns.write(values | extra)
     cells = dict(row.extra) | {"gfx": row.gfx, "cu_num": str(row.cu_num), "device": row.device}
-    cells |= {"libver": row.libver, "bit_class": row.bit_class}
+    cells |= {"libver": row.libver} | ({BIT_CLASS: row.bit_class} if row.bit_class else {})
     cells |= {"libtype": row.solution.libtype} if "libtype" not in own else {}
     cells |= shape_cells(row.shape, op, row.gfx or None)
     cells |= extra | {column: text for name, column in own.items() if (text := written.get(column, "") or written.get(name, ""))}

@@ -24,7 +24,7 @@ import attrs
 from tunedgemm.errors import TunedGemmError
 from tunedgemm.ops.op import as_they_are
 from tunedgemm.solution import LARGEST
-from tunedgemm.table.columns import foreign_columns, own_names, unknown_columns
+from tunedgemm.table.columns import BIT_CLASS, foreign_columns, own_names, unknown_columns
 from tunedgemm.table.csvfile import Problem, name_columns, rows_of_records
 from tunedgemm.table.index import RowSource, kind_of
 from tunedgemm.table.row import UNUSED
@@ -167,6 +167,8 @@ def _plan(reader: Reader, content: bytes, start: int) -> _PlainLine | None:
     sizes = next((sizes for row in _first(reader, content, start) if (sizes := _size_columns(op, row))), None)
     own = own_names(op.columns)
     positions = {name: at for at, name in enumerate(names) if name}
+    if BIT_CLASS in positions:  # each line's class is checked
+        return None
     if sizes is None or len(positions) < sum(map(bool, names)) or not {*sizes, "us"} <= {*positions}:
         return None
     whole, number, text = (

@@ -35,9 +35,11 @@ class FakeHooks:
         call: Call | None = None,
         supports: Callable[[Shape, Device], Unsupported | None] | None = None,
         heuristic: str | Solution | None = None,
+        invariant: Callable[[Shape, Device], Solution | None] = lambda *_: None,
         sleep: Mapping[str, float] | None = None,
     ) -> None:
         self._libtype, self._solutions, self._heuristic = libtype, solutions, heuristic
+        self._invariant = invariant
         self._call, self._supports, self._sleep = call or exact, supports, dict(sleep or {})
 
     @hookimpl
@@ -57,9 +59,15 @@ class FakeHooks:
         return None if self._heuristic is None else self._solution(self._heuristic)
 
     @hookimpl
+    def invariant_fallback(self, shape: Shape, device: Device) -> Solution | None:
+        """Ask the given function."""
+        return self._invariant(shape, device)
+
+    @hookimpl
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
         """Return a launcher of the given call; refuse a solution that is not listed."""
-        if solution not in [*self.enumerate_solutions(shape, device), self.heuristic_fallback()]:
+        chosen = self.heuristic_fallback(), self.invariant_fallback(shape, device)
+        if solution not in [*self.enumerate_solutions(shape, device), *chosen]:
             return Unsupported(f"{self._libtype} has no kernel {solution.kernel_name!r} with splitK {solution.split_k}")
         seconds = self._sleep.get(solution.kernel_name, 0.0)
 
@@ -106,8 +114,9 @@ def fake_backend(libtype: str, **answers: Any) -> Backend:
             of the other answers. Those are ``solutions``, kernel names or Solutions, or a function
             of (shape, device) that returns them; ``call``, a function of (solution, shape,
             *operands) that returns the output, `exact` by default; ``supports``, a function of
-            (shape, device); ``heuristic``, a kernel name or Solution; ``sleep``, seconds that a
-            call takes longer, by kernel name.
+            (shape, device); ``heuristic``, a kernel name or Solution; ``invariant``, a function of
+            (shape, device) that returns a Solution or None; ``sleep``, seconds that a call takes
+            longer, by kernel name.
 
     Raises:
         PluginError: an answer breaks the contract.

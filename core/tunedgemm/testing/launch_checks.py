@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from tunedgemm.backends.launcher import Launcher
-from tunedgemm.dispatch.choice import own_choice
+from tunedgemm.dispatch.offer import own_choice
 from tunedgemm.ops.formats.tensor_bytes import duplicate, overwrite
 from tunedgemm.process.process_state import kept_switches
 from tunedgemm.solution import Solution, Unsupported
@@ -31,6 +31,8 @@ from tunedgemm.tuner.watching import Poisoned
 
 #: Kernels per shape, and splits of K, with which `lacks` is checked.
 _KERNELS, _SPLITS = 2, (0, 3, 1 << 20)
+#: Rows of x, and those of a shape, with which orders of sums are checked.
+_ROWS = (1, 17)
 
 
 class LaunchChecks(ConformanceCases):
@@ -53,6 +55,7 @@ class LaunchChecks(ConformanceCases):
                 for index in changed:  # other solutions and checks share the operands
                     faults += case.listed(solution, [f"writes to {case.op.operands[index]}"])
                     overwrite(case.operands[index], before[index])  # type: ignore[arg-type]
+            faults += [f"{case.shape}: {fault}" for fault in self._faults_of_orders(case)]
         require_none(faults)
 
     def _faults_of_outputs(self, case: Case, solution: Solution, launcher: Launcher, forms: Sequence[Any]) -> Iterator[str]:
@@ -99,6 +102,27 @@ class LaunchChecks(ConformanceCases):
         first = case.op.first_rows(case.shape, case.operands, alone.m)
         among = rows_of(out, case.shape.m)[:, : alone.m]
         return same_bits(among, rows_of(launch(single, first), alone.m))
+
+    def _faults_of_orders(self, case: Case) -> Iterator[str]:
+        """Yield which solutions of one `Solution.sum_order` differ, for several M, the choices of
+        batch-invariant mode among them.
+        """
+        outputs: dict[str, tuple[Solution, Any]] = {}
+        for m in dict.fromkeys((case.shape.m, *(rows for rows in _ROWS if rows < case.shape.m))) if case.shape.m else ():
+            shape = attrs.evolve(case.shape, m=m)
+            chosen = self.backend().invariant_fallback(shape, case.device)
+            solutions = [solution for solution, _ in case.launchers if solution.sum_order] + ([chosen] if chosen else [])
+            operands = case.operands if m == case.shape.m else case.op.first_rows(case.shape, case.operands, m)
+            for solution in dict.fromkeys(solutions):
+                launcher = self.backend().bind(solution, shape, case.device)
+                if not isinstance(launcher, Launcher):
+                    if solution == chosen:
+                        yield f"{solution}: invariant_fallback() chose it for M={m}, and bind() refuses it: {launcher}"
+                    continue
+                out = rows_of(launch(launcher, operands), m)
+                first, rows = outputs.setdefault(solution.sum_order, (solution, out))
+                if not same_bits(rows[:, :m], out):
+                    yield f"{solution}: its rows of M={m} differ from those of {first}; both have the sum_order {solution.sum_order}"
 
     def test_a_solution_is_rebuilt_from_its_identity(self, op_name: str) -> None:
         """Check that its identity alone binds the same kernel, `run` agrees, and refusals have reasons."""

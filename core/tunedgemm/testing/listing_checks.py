@@ -26,6 +26,8 @@ from tunedgemm.testing.shapes import DEVICES
 
 #: Time limit of `supports` in seconds; a tuner calls it for thousands of shapes.
 SUPPORTS_SECONDS = 1e-3
+#: Rows of x, and those of a shape, for which batch-invariant mode chooses.
+_ROWS = (1, 9, 64, 100, 200, 2000, 1 << 17)
 
 
 class ListingChecks(ConformanceCases):
@@ -75,8 +77,9 @@ class ListingChecks(ConformanceCases):
         faults, stored = list[str](), set[Any]()
         for shape, device in self._shapes_and_devices(op_name):
             if not self.backend().refusal(shape, device):
-                listed_faults = [*self._faults_of_list(shape, device, stored), *self._faults_of_heuristic(shape, device)]
-                faults += [f"{shape} on {device}: {fault}" for fault in listed_faults]
+                checks = self._faults_of_list(shape, device, stored), self._faults_of_heuristic(shape, device)
+                found = itertools.chain(*checks, self._faults_of_invariant(shape, device))
+                faults += [f"{shape} on {device}: {fault}" for fault in found]
         require_none(faults)
 
     def _faults_of_list(self, shape: Shape, device: Device, stored: set[Any]) -> Iterator[str]:
@@ -108,6 +111,22 @@ class ListingChecks(ConformanceCases):
             yield f"heuristic_fallback() returned {choice!r}"
         if hook is not None and hook(shape, device) != choice:
             yield "heuristic_fallback() is not stable"
+
+    def _faults_of_invariant(self, shape: Shape, device: Device) -> Iterator[str]:
+        """Yield how the choices of batch-invariant mode for several M break their promise."""
+        hook, limiting = self.backend().functions.get("invariant_fallback"), device.limiting(self.backend().host)
+        if hook is None or not shape.m:
+            return
+        sizes = [other for m in (shape.m, *_ROWS) if not self.backend().refusal(other := attrs.evolve(shape, m=m), device)]
+        choices = [hook(size, limiting) for size in sizes]
+        if foreign := [choice for choice in choices if choice and not (isinstance(choice, Solution) and choice.libtype == self.libtype)]:
+            yield f"invariant_fallback() returned {foreign[0]!r}"
+            return
+        if [hook(size, limiting) for size in sizes] != choices:
+            yield "invariant_fallback() is not stable"
+        if len(orders := {choice and choice.sum_order for choice in choices}) > 1 or "" in orders:
+            answers = (f"M={size.m} {choice and choice.sum_order!r}" for size, choice in zip(sizes, choices, strict=True))
+            yield f"invariant_fallback() must name one sum_order for every M, or choose none (got {', '.join(answers)})"
 
     @classmethod
     @functools.cache

@@ -20,6 +20,7 @@ from tunedgemm.backends.launcher import on_device
 from tunedgemm.backends.loadable import load_fault
 from tunedgemm.backends.native import CallPlan, Launch, LaunchPlan, call_of, launch_of
 from tunedgemm.backends.rates import Rates, Work, predict_us, read_rates
+from tunedgemm.backends.sum_order import PRODUCT, X_THEN_W, sum_order
 from tunedgemm.backends.tensormap import MapDescription, TensorMap
 from tunedgemm.backends.untuned import may_guess, stand_ins
 from tunedgemm.backends.workspace import scratch, semaphores, workspace
@@ -45,9 +46,11 @@ __all__ = [
     "Launch",
     "LaunchPlan",
     "MapDescription",
+    "PRODUCT",
     "Rates",
     "TensorMap",
     "Work",
+    "X_THEN_W",
     "call_of",
     "device_context",
     "driver_interface",
@@ -70,6 +73,7 @@ __all__ = [
     "semaphores",
     "short_dtype",
     "stand_ins",
+    "sum_order",
     "switched_on",
     "torch_dtype",
     "torch_launcher",

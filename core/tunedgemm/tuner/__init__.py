@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import time
 from collections import deque
@@ -18,15 +19,14 @@ from tunedgemm.errors import LibtypeError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
-from tunedgemm.solution import Solution
 from tunedgemm.table.folders import table_paths, tuned_path
-from tunedgemm.timing import Timing
+from tunedgemm.tuner.class_search import ClassSearch
+from tunedgemm.tuner.classes import Group
 from tunedgemm.tuner.executors import AnyDeviceTuner, WorkerGroup, device_tuners, work
-from tunedgemm.tuner.plan import Requested, Source, groups, plan, requested
+from tunedgemm.tuner.plan import Requested, Source, group_of, groups, plan, refuse_without_classes, requested
 from tunedgemm.tuner.processes import Terminated, stopped_by_sigterm
-from tunedgemm.tuner.select import select_pin
 from tunedgemm.tuner.store import MISSING, Store
-from tunedgemm.tuner.trial import MEASURE, Bench, Event, Options, Outcome, Place, Planned, Report, Task, Trials
+from tunedgemm.tuner.trial import MEASURE, Bench, ChosenClass, Event, Options, Outcome, Place, Planned, Report, Task, Trials
 from tunedgemm.version import __version__
 
 #: Options that affect results; a run reuses only trials with equal values.
@@ -34,8 +34,6 @@ _IDENTITY_OPTIONS = (
     "libtype", "errRatio", "atol", "rtol", "deterministic", "batch_invariant", "cache", "timing", "warmup", "iters", "candidates", "topk",
     "search", "seconds", "shard", "all", "timeout", "kernel_timeout",
 )  # fmt: skip
-#: Candidates for a pin: this many of the fastest solutions per shape, and over the group.
-_PIN_BEST = 4
 
 Progress = Callable[[Place | None, Event], None]
 
@@ -73,7 +71,9 @@ def tune(
             results are kept.
     """
     options, family = options or Options(), op_named(op)
-    tables = table_paths(output) or (tuned_path(family),)
+    tables = table_paths(output) or (tuned_path(family, invariant=options.batch_invariant),)
+    if options.batch_invariant:
+        refuse_without_classes(tables[0], family)
     backends = _usable(installed := registry or Registry(), family, options)
     listed = requested(family, shapes, tables[0] if options.stale else None)
     store = Store(family, tables[0], options.profile, options.sort)
@@ -118,13 +118,13 @@ class _Run:
             groups.append(self._group(tuners, [task for task in tasks if not self._report_resumed(task, tuners[0].place)]))
         self._work(groups)
         waiting = [task for group in groups for task in group.left()]
-        pins = self._pin_groups(waiting) if self.options.batch_invariant else []
+        classes = self._find_classes(waiting) if self.options.batch_invariant else []
         ended = bool(self.options.budget) and time.monotonic() >= self._started + self.options.budget
         spent = ended or any(group.spent for group in groups)
         left = tuple(task.shape for task in waiting)
         unbegun, lost = (left, ()) if spent else ((), left)
         return Report(
-            places, tables[0], tuple(self._outcomes), tuple(skipped), unbegun, lost, tuple(pins), tuple(elsewhere), listed.left_out
+            places, tables[0], tuple(self._outcomes), tuple(skipped), unbegun, lost, tuple(classes), tuple(elsewhere), listed.left_out
         )
 
     def _kinds(self) -> dict[Device, list[AnyDeviceTuner]]:
@@ -138,7 +138,7 @@ class _Run:
         tasks = tuple(tasks)
         deadline = self._started + self.options.budget if self.options.budget else float("inf")
         device = tuners[0].place.device
-        earlier = {} if any(task.only for task in tasks) else {task.shape: self.store.final_timings(device, task.shape) for task in tasks}
+        earlier = {task.shape: self.store.final_timings(device, task.shape) for task in tasks if task.sizes or not task.only}
         return WorkerGroup(tuners, deque(tasks), earlier, self.options.batch, deadline)
 
     def _report_resumed(self, task: Task, place: Place) -> bool:
@@ -166,69 +166,40 @@ class _Run:
                         self.store.record(event)
                 self.progress(place, event)
 
-    def _pin_groups(self, waiting: list[Task]) -> list[Timing]:
-        """Choose and store one solution for all M of each (N, K).
-
-        The fastest few of each M are timed at every M of the group.
+    def _find_classes(self, waiting: list[Task]) -> list[ChosenClass]:
+        """Choose and store the bit class of each (N, K).
 
         Args:
-            waiting: unfinished tasks. Groups with one are skipped, because a pin counts as final;
+            waiting: unfinished tasks. Groups with one are skipped, because a class counts as final;
                 all tasks of unfinished groups are added.
         """
-        pins = []
+        classes: list[ChosenClass] = []
         for tuners in self._kinds().values():
             place, versions = tuners[0].place, tuners[0].versions
             by_shape = {o.task.shape: o for o in self._outcomes if o.place is not None and o.place.device == place.device}
+            found = []
             for tasks in groups([*(outcome.task for outcome in by_shape.values()), *waiting]):
-                group = [by_shape[task.shape] for task in tasks if task.shape in by_shape]
-                if len(group) < len(tasks) or not all(outcome.winner for outcome in group):
-                    continue
-                pin, is_partial = self._pin(group, tuners)
-                if is_partial:
-                    waiting += [outcome.task for outcome in group]
-                elif pin is not None:
-                    self.store.pin(place, pin.shape, pin, versions.get(pin.solution.libtype, ""))
-                    pins.append(attrs.evolve(pin, shape=attrs.evolve(pin.shape, m=0)))
-        return pins
+                outcomes = [by_shape[task.shape] for task in tasks if task.shape in by_shape]
+                if len(outcomes) == len(tasks) and all(outcome.winner for outcome in outcomes):
+                    found.append(Group(group_of(tasks[0].shape), outcomes, tuners[0].ranks, place.device.kind))
+            chosen, partial = ClassSearch(found, functools.partial(self._more, tuners)).run()
+            waiting += [outcome.task for group in partial for outcome in group.outcomes]
+            for each in (one for one in chosen if one.rows):
+                self.store.put_class(place, each, versions)
+            classes += chosen
+        return classes
 
-    def _pin(self, group: Sequence[Outcome], tuners: Sequence[AnyDeviceTuner]) -> tuple[Timing | None, bool]:
-        """Return the pin of a group, and whether the budget or lost devices left it incomplete."""
-        ranks = tuners[0].ranks
-        eligible = tuple(ranks)
-        best = _promising(group, eligible)
-        timings = {outcome.task.shape: {timing.solution: timing for timing in outcome.timings} for outcome in group}
-        tasks = []
-        for shape, timed in timings.items():
-            missing = tuple(solution for solution in best if solution not in timed or timed[solution].status == "screened")
-            tasks += [Task(shape, only=missing)] if missing else []
-        workers = self._group(tuners, tasks)
+    def _more(self, tuners: Sequence[AnyDeviceTuner], tasks: Sequence[Task]) -> tuple[list[Outcome], frozenset[Shape]]:
+        """Run further tasks of finished shapes; return their outcomes, and the shapes left."""
+        workers, outcomes = self._group(tuners, tasks), []
         with contextlib.closing(work([workers])) as events:
             for place, event in events:
                 self.progress(place, event)
-                if isinstance(event, Outcome):
+                if isinstance(event, (Trials, Outcome)):
                     self.store.log(place, event.timings)
-                    fresh = {timing.solution: timing for timing in event.timings if timing.solution in event.task.only}
-                    timings[event.task.shape].update(fresh)
-        counts = {outcome.task.shape: outcome.task.count for outcome in group}
-        by_shape = {shape: tuple(timed.values()) for shape, timed in timings.items()}
-        pin = select_pin(by_shape, counts, group[0].task.incumbent, ranks, eligible)
-        return timings[group[0].task.shape][pin] if pin is not None else None, bool(workers.left())
-
-
-def _promising(group: Sequence[Outcome], eligible: Sequence[str]) -> list[Solution]:
-    """Return the fastest few at each M and in total, by screening times."""
-    fastest: dict[Solution, None] = {}
-    total: dict[Solution, float] = {}
-    for outcome in group:
-        timed = [t for t in outcome.timings if t.us and t.status in ("ok", "screened") and t.solution.libtype in eligible]
-        timed.sort(key=lambda timing: timing.us)
-        fastest |= dict.fromkeys(timing.solution for timing in timed[:_PIN_BEST])
-        slowest = timed[-1].us if timed else 0.0
-        us = {timing.solution: timing.us for timing in timed}
-        for solution in {*us, *total}:  # an untimed solution counts as the slowest
-            earlier = total.get(solution, 0.0)
-            total[solution] = earlier + outcome.task.count * us.get(solution, slowest)
-    return list(fastest | dict.fromkeys(sorted(total, key=lambda solution: total[solution])[:_PIN_BEST]))
+                if isinstance(event, Outcome):
+                    outcomes.append(event)
+        return outcomes, frozenset(task.shape for task in workers.left())
 
 
 def _usable(registry: Registry, op: Op, options: Options) -> list[Backend]:

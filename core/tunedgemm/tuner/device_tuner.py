@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.open_device import OpenDevice
 from tunedgemm.tuner.shape_run import Emit, ShapeRun
-from tunedgemm.tuner.trial import Task
+from tunedgemm.tuner.trial import Outcome, Step, Task, Trials
 
 #: Grace period after the deadline to verify the winner: fraction of the budget, and least seconds.
 GRACE, LEAST_GRACE_S = 0.1, 1.0
@@ -32,6 +32,28 @@ class DeviceTuner(OpenDevice):
                 from fewer solutions, since a row is final.
         """
         self.client.deadline = deadline + max(LEAST_GRACE_S, GRACE * self.options.budget)
-        ShapeRun(self, task, emit, deadline).run(earlier)
-        self.finished += 1
+        if task.check:
+            self._check(task, earlier, emit)
+        else:
+            ShapeRun(self, task, emit, deadline).run(earlier)
+            self.finished += 1
         self.forget(task.shape)
+
+    def _check(self, task: Task, earlier: Sequence[Timing], emit: Emit) -> None:
+        """Check the task's solutions without timing; the outcome has their timings."""
+        known = {timing.solution: timing for timing in earlier if not timing.us}
+        left = [solution for solution in task.only if solution not in known]
+        for m in task.sizes:
+            self.compilers.begin(task.shape.with_m(m), left, self.place.device)
+        for solution in left:
+            emit(Step(task, "check", solution))
+            for m in task.sizes:
+                self.compilers.finish(task.shape.with_m(m), [solution], self.place.device)  # `bind` repeats a failure
+            if task.sizes:
+                known[solution] = self.client.bits(task.shape, solution, task.sizes)
+                emit(Trials(task, (known[solution],)))
+            else:
+                known[solution] = self.client.check(task.check, task.shape, solution)
+        for m in task.sizes:
+            self.compilers.drop(task.shape.with_m(m), self.place.device)
+        emit(Outcome(task, None, None, tuple(known.values()), place=self.place))

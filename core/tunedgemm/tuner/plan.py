@@ -146,11 +146,13 @@ def plan(
         else:
             counts[line.shape] = counts.get(line.shape, 0) + line.calls
     rows = _rows_of(op, table_paths(tables), device)
+    old = {row.shape for row in rows.values() if libvers.get(row.solution.libtype) != row.libver}
+    old = {group_of(shape) for shape in old} if options.batch_invariant else old
     tasks, skipped = [], []
     for shape in _share(sorted(counts, key=_by_sizes), options):
-        row = rows.get(_group(shape) if options.batch_invariant else key_shape(shape))
-        stale = row is not None and libvers.get(row.solution.libtype) != row.libver
-        wanted = stale if options.stale else row is None or options.all
+        key = group_of(shape) if options.batch_invariant else key_shape(shape)
+        row = rows.get(key)
+        wanted = key in old if options.stale else row is None or options.all
         if shape.m and wanted:
             saving, guess = _saving(op, shape, device, rows, registry) if options.budget else (0.0, None)
             tasks.append(Task(shape, counts[shape], row.solution if row else None, guess, saving=counts[shape] * saving))
@@ -160,16 +162,24 @@ def plan(
     return Plan(tuple(tasks), tuple(skipped), tuple(shape for shape in elsewhere if shape not in counts))
 
 
+def refuse_without_classes(table: Path, op: Op) -> None:
+    """Raise TableError for a table with rows of no bit class, since a table has one kind alone."""
+    rows = read_rows(table, op)[0] if present(table) else []
+    if plain := next((row for row in rows if not row.bit_class), None):
+        raise TableError(f"{table}:{plain.line}: a row of no bit class, so no class is written to it; name another file with -o")
+
+
 def groups(tasks: Iterable[Task]) -> list[tuple[Task, ...]]:
     """Group the tasks that one row for any M (M = 0) could serve."""
     by_group: dict[Shape, tuple[Task, ...]] = {}
     for task in tasks:
-        group = _group(task.shape)
+        group = group_of(task.shape)
         by_group[group] = (*by_group.get(group, ()), task)
     return list(by_group.values())
 
 
-def _group(shape: Shape) -> Shape:
+def group_of(shape: Shape) -> Shape:
+    """Return the key of a row for any M, with M = 0."""
     return key_shape(attrs.evolve(shape, m=0))
 
 
@@ -188,7 +198,7 @@ def _share(shapes: list[Shape], options: Options) -> list[Shape]:
         return shapes[part - 1 :: parts]
     members: dict[Shape, list[Shape]] = {}
     for shape in shapes:
-        members.setdefault(_group(shape), []).append(shape)
+        members.setdefault(group_of(shape), []).append(shape)
     shares: list[list[Shape]] = [[] for _ in range(parts)]
     for group in sorted(members.values(), key=len, reverse=True):
         min(shares, key=len).extend(group)
@@ -216,7 +226,7 @@ def _in_order(op: Op, tasks: list[Task], device: Device, options: Options) -> li
     """
     costs = {task: task.saving if options.budget else cost(op, task.shape, device) for task in tasks}
     grouped = options.batch_invariant or options.whole
-    groups = {task: _group(task.shape) if grouped else task.shape for task in tasks}
+    groups = {task: group_of(task.shape) if grouped else task.shape for task in tasks}
     totals: dict[Shape, float] = {}
     for task, spent in costs.items():
         totals[groups[task]] = totals.get(groups[task], 0.0) + spent

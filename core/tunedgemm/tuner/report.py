@@ -12,7 +12,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.text.console import Column, Console, Grid, console, grid_of, print_grid
 from tunedgemm.timing import STATUSES, Timing
 from tunedgemm.tuner.log import trials_path
-from tunedgemm.tuner.trial import Outcome, Report
+from tunedgemm.tuner.trial import ChosenClass, ClassCost, Outcome, Report
 
 #: Least width, in columns, for a table of shapes in the summary.
 TABLE_WIDTH = 80
@@ -91,10 +91,30 @@ def _verdict(report: Report, verbose: bool) -> Iterator[str]:
         yield from reasons[: None if verbose else 10]
     if seconds := _seconds(outcomes):
         yield f"seconds: {seconds}"
-    yield from (f"pinned for every M: {sizes(pin.shape).removeprefix('M=0 ')}: {pin.solution}" for pin in report.pins)
+    for chosen in report.classes:
+        yield from _class_lines(chosen, verbose)
     if verbose:
         yield from (f"skipped: {shape} (in the table already, or empty)" for shape in report.skipped)
         yield from (f"not started: {shape}" for shape in (*report.unbegun, *report.lost))
+
+
+def _class_lines(chosen: ChosenClass, verbose: bool) -> Iterator[str]:
+    """Yield the bit class of an (N, K), and the others with what they would cost."""
+    name = sizes(chosen.shape).removeprefix("M=0 ")
+    if chosen.reason:
+        yield f"no bit class: {name}: {one_line(chosen.reason)}"
+    first = 0 if chosen.reason else 1
+    for cost in chosen.classes[:first]:
+        yield f"bit class: {name}: {_class_text(cost)}; for any M {chosen.rows[-1].solution}"
+    others = chosen.classes[first:]
+    if others and not verbose:
+        yield f"  other classes: {len(others)}; -v lists them"
+    yield from (f"  other class: {_class_text(cost)}" for cost in others if verbose)
+
+
+def _class_text(cost: ClassCost) -> str:
+    price = f"{100 * (cost.cost - 1):+.1f} % over unconstrained" if cost.cost else "none serves every M"
+    return f"{cost.label}: {number_of(cost.kernels, 'kernel')} of {', '.join(cost.libtypes)}; {price}"
 
 
 def _refusing(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
 
@@ -65,25 +64,3 @@ def select(
 def tie_margin(noise: float, other: float) -> float:
     """Return the relative difference up to which two times with these noises tie."""
     return max(TIE, min(UNSURE * math.hypot(noise, other), MAX_NOISE))
-
-
-def select_pin(
-    timings: Mapping[Shape, Sequence[Timing]],
-    counts: Mapping[Shape, int],
-    incumbent: Solution | None,
-    order: Mapping[str, int],
-    eligible: Sequence[str],
-) -> Solution | None:
-    """Choose the solution for all M of an (N, K) that is correct and fastest over the workload."""
-    passed = [
-        {timing.solution: timing for timing in group if timing.ok and timing.solution.libtype in eligible} for group in timings.values()
-    ]
-    weights = [max(1, counts.get(shape, 1)) for shape in timings]
-    totals: list[Timing] = []
-    for solution in set.intersection(*map(set, passed)) if passed else ():
-        spent = [weight * group[solution].us for weight, group in zip(weights, passed, strict=True)]
-        wide = [us * group[solution].noise for us, group in zip(spent, passed, strict=True)]
-        first = passed[0][solution]
-        totals.append(Timing(first.shape, first.solution, "ok", us=sum(spent), noise=math.hypot(*wide) / sum(spent)))
-    winner, _ = select(sorted(totals, key=lambda total: str(total.solution)), incumbent, order, eligible)
-    return None if winner is None else winner.solution

@@ -31,6 +31,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.accuracy import with_flags
+from tunedgemm.tuner.bits import Bits, StandardOperands, measure
 from tunedgemm.tuner.candidates import baseline, candidates, refusal
 from tunedgemm.tuner.rounds import Workload
 from tunedgemm.tuner.search import QUICK
@@ -65,6 +66,8 @@ class Session:
     _sampler: Sampler | None = attrs.field(default=None, init=False)
     _verifier: Verifier | None = attrs.field(default=None, init=False)
     _served: Served | None = attrs.field(default=None, init=False)
+    _standard: StandardOperands | None = attrs.field(default=None, init=False)
+    _bound: tuple[Solution | None, dict[Shape, Launcher | Unsupported]] = attrs.field(default=(None, {}), init=False)
     _fingerprint: tuple[Any, ...] = attrs.field(default=(), init=False)
 
     @property
@@ -107,7 +110,7 @@ class Session:
     def is_quick(self, libtype: str, op: str) -> bool:
         """Check that the options and the measured order of the backend's lists allow a quick search.
 
-        Bitwise requirements may refuse all solutions at the beginning of a list.
+        Bitwise requirements may exclude all solutions at the beginning of a list.
         """
         options = self.options
         is_allowed = options.search == "quick" and not (options.deterministic or options.batch_invariant)
@@ -134,17 +137,24 @@ class Session:
         """Make the operands of a shape, and free the previous ones."""
         if shape == self._shape:
             return
-        self._shape, self._launchers = None, {}
+        self._free()
         self._make_operands(shape)
         self._shape = shape
 
-    def _make_operands(self, shape: Shape) -> None:
+    def _free(self) -> None:
+        self._shape, self._launchers, self._standard = None, {}, None
+        self._free_operands()
+
+    def _free_operands(self) -> None:
         self._sampler, self._verifier, self._served = None, None, None
         gc.collect()
         if multiprocessing.parent_process() is not None:  # objects alive between shapes of a worker stay alive
             gc.freeze()
         if self.index >= 0:
             torch.cuda.empty_cache()
+
+    def _make_operands(self, shape: Shape) -> None:
+        self._free_operands()
         device, options = self.device, self.options
         op = with_tolerance(op_named(self.op_name), options)
         if self.bench is None:
@@ -193,13 +203,37 @@ class Session:
         timing = self._bind_and_verify(shape, solution, lambda verifier, launcher: verifier.check(solution, launcher))
         if timing.status == "ok" and self.options.deterministic and not timing.deterministic:
             return attrs.evolve(timing, status="nondeterministic", detail="four calls on the same operands gave different bits")
-        if timing.status == "ok" and self.options.batch_invariant:
-            verifier = self._checks
-            fault = self._run_on_device(
-                lambda: verifier.batch_invariant(lambda at: self._backend(solution.libtype).bind(solution, at, self.device))
-            )
-            timing = attrs.evolve(timing, batch_invariant=not fault, status="batch_variant" if fault else "ok", detail=fault)
         return timing
+
+    def bind_all(self, shape: Shape, solution: Solution, sizes: Sequence[int]) -> None:
+        """Bind a solution at several M, ahead of `bits`, because compilations take long."""
+        backend, canonical = self._backend(solution.libtype), op_named(self.op_name).canonical
+        shapes = dict.fromkeys(canonical(shape.with_m(m)) for m in sizes)
+        bound = {at: self._run_on_device(functools.partial(backend.bind, solution, at, self.device)) for at in shapes}
+        self._bound = solution, bound
+
+    def bits(self, shape: Shape, solution: Solution, sizes: Sequence[int]) -> Timing:
+        """Measure the bits of a solution's rows at several M; *shape* has M = 0."""
+        operands = self._standard_operands(shape)
+        if self._bound[0] != solution:
+            self.bind_all(shape, solution, sizes)
+        found: Bits = self._run_on_device(lambda: measure(operands, self._bound[1].__getitem__, sizes))
+        self._bound = None, {}
+        if found.fault:
+            self._alive(Timing(shape, solution, "failed", detail=found.fault))
+        if operands.changed():
+            self._standard = None
+            return _changing(shape, solution)
+        detail = found.fault or "; ".join(f"it refuses M = {m}: {reason}" for m, reason in found.refused)
+        status = "failed" if found.raised else "ok" if found.label else "batch_variant" if found.fault else "unsupported"
+        return Timing(shape, solution, status, batch_invariant=bool(found.label), bits=found.label, detail=detail[:500])
+
+    def _standard_operands(self, shape: Shape) -> StandardOperands:
+        """Return the standard operands of a shape, in place of those of the timed one."""
+        if self._standard is None or self._standard.of != shape:
+            self._free()
+            self._standard = StandardOperands(op_named(self.op_name), shape, self.device.torch_device)
+        return self._standard
 
     def check_again(self, shape: Shape, solution: Solution) -> Timing:
         """Verify a solution after timing, on the oldest operands, and from a graph if used."""

@@ -153,7 +153,7 @@ class ShapeRun:
         are checked *fully*.
         """
         right: list[Solution] = []
-        fully = fully or bool(self.task.only) or self.tuner.options.deterministic or self.tuner.options.batch_invariant
+        fully = fully or bool(self.task.only) or self.tuner.options.deterministic
         check = "check" if fully else "check_first"
         with self._clock("check"):
             self._emit_step("check", solutions[0] if solutions else None)

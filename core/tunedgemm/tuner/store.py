@@ -33,7 +33,7 @@ from tunedgemm.table.sheet import locked, present
 from tunedgemm.text.printable import printable
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.log import History, Line, Reusable, append, line, trials_path
-from tunedgemm.tuner.trial import Outcome, Place
+from tunedgemm.tuner.trial import ChosenClass, Outcome, Place
 from tunedgemm.version import __version__
 
 _log = logging.getLogger("tunedgemm")
@@ -181,15 +181,14 @@ class Store:
             self._outcomes[place.device, shape] = winner
             self._put()
 
-    def pin(self, place: Place, shape: Shape, winner: Timing, libver: str) -> None:
-        """Store the row for any M (M = 0) of a shape's N and K in the table.
-
-        Raises:
-            TableError: the table cannot be written.
-        """
+    def put_class(self, place: Place, chosen: ChosenClass, versions: Mapping[str, str]) -> None:
+        """Store the rows of a bit class in the table, in place of rows of other classes, or raise TableError."""
+        rows = [self._row(place.device, row.shape, row, versions.get(row.solution.libtype, "")) for row in chosen.rows]
         with self._mutex:
-            self._waiting.append(self._row(place.device, attrs.evolve(shape, m=0), winner, libver))
-            self._put()
+            stored = read_rows(self.table, self.op)[0] if present(self.table) else []
+            group = [row for row in stored if (row.gfx, row.cu_num, row.device, row.shape.with_m(0)) == rows[-1].key]
+            others = {row.key for row in group if row.bit_class != rows[-1].bit_class}
+            upsert(self.table, self.op, rows, sort=self.sort, without=others - {row.key for row in rows})
 
     def finish(self) -> None:
         """Complete the run, so that it is not resumed; call `close` if shapes are left.
@@ -333,7 +332,7 @@ class Store:
     def _row(self, device: Device, shape: Shape, winner: Timing, libver: str) -> Row:
         return Row(
             shape=key_shape(shape), gfx=device.gfx, cu_num=device.cu_num, device=device.name, solution=winner.solution,
-            us=winner.us, err_ratio=winner.err_ratio, libver=libver,
+            us=winner.us, err_ratio=winner.err_ratio, libver=libver, bit_class=winner.bits,
         )  # fmt: skip
 
     def _extend_profile(self, path: Path, rows: list[dict[str, object]]) -> None:

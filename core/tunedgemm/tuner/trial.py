@@ -63,8 +63,8 @@ class Options:
         errRatio: largest fraction of elements outside the tolerance.
         atol, rtol: element bounds, ``|out - ref| <= atol + rtol * |ref|``; None for the op's.
         deterministic: only solutions with bitwise equal results in repeated runs.
-        batch_invariant: only solutions whose rows are bitwise equal for any M; one is pinned for
-            each (N, K), with M = 0.
+        batch_invariant: only solutions of one bit class for each (N, K): their rows are bitwise
+            equal for any M. One serves any M, with M = 0.
         cache: ``cold`` rotates through copies of the weights, ``hot`` uses one copy.
         timing: ``graph`` replays captured calls, ``eager`` launches them.
         warmup: uncounted rounds before timing.
@@ -138,6 +138,8 @@ class Task:
         incumbent: the table's current solution.
         guess: what serves where no row does; None for torch, and without a budget.
         only: if given, time only these solutions and the baseline, without a screen.
+        check: if given, call only this method of the session for each of *only*, without timing.
+        sizes: M at which the method ``bits`` runs them, for a shape with M = 0.
         saving: expected saving of tuning over all calls, in microseconds; 0 without a budget.
     """
 
@@ -146,6 +148,8 @@ class Task:
     incumbent: Solution | None = None
     guess: Solution | None = attrs.field(default=None, eq=False)
     only: tuple[Solution, ...] = ()
+    check: str = ""
+    sizes: tuple[int, ...] = ()
     saving: float = attrs.field(default=0.0, eq=False)
 
     @property
@@ -280,6 +284,41 @@ class Outcome:
         return self.baseline.us / self.winner.us
 
 
+@attrs.frozen
+class ClassCost:
+    """A bit class of one (N, K), and what it costs.
+
+    Attributes:
+        label: the hash of its bits.
+        kernels: number of its kernels.
+        libtypes: their libtypes.
+        cost: time of all calls, relative to the fastest of all kernels at each M; 0 if no kernel
+            serves every M.
+    """
+
+    label: str
+    kernels: int
+    libtypes: tuple[str, ...]
+    cost: float = 0.0
+
+
+@attrs.frozen
+class ChosenClass:
+    """The bit class of one (N, K).
+
+    Attributes:
+        shape: the shape with M = 0.
+        classes: the classes found, the chosen one first.
+        rows: the rows by M, and the one for any M.
+        reason: why no class was chosen; "" if one was.
+    """
+
+    shape: Shape
+    classes: tuple[ClassCost, ...]
+    rows: tuple[Timing, ...] = ()
+    reason: str = ""
+
+
 #: Events of a run: first its plan, then those of the device tuners; each shape ends with its
 #: outcome.
 Event = Planned | Step | Trials | Outcome
@@ -296,7 +335,7 @@ class Report:
         skipped: shapes that are empty or already in the table.
         unbegun: shapes beyond the budget.
         lost: shapes left when no device worked.
-        pins: with ``--batch-invariant``, the rows with M = 0.
+        classes: with ``--batch-invariant``, the bit class of each (N, K).
         elsewhere: with ``--all``, shapes whose lines name another device.
         left_out: invalid lines of the input.
     """
@@ -307,7 +346,7 @@ class Report:
     skipped: tuple[Shape, ...] = ()
     unbegun: tuple[Shape, ...] = ()
     lost: tuple[Shape, ...] = ()
-    pins: tuple[Timing, ...] = ()
+    classes: tuple[ChosenClass, ...] = ()
     elsewhere: tuple[Shape, ...] = ()
     left_out: tuple[Problem, ...] = ()
 

@@ -21,7 +21,7 @@ from tunedgemm.dtype import torch_dtype
 from tunedgemm.ops.formats.tensor_bytes import duplicate, fingerprint, overwrite, raw
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
-from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.accuracy import LIFTED, errors, same_bits
 from tunedgemm.tuner.trial import WrongOutput, failed
@@ -29,8 +29,6 @@ from tunedgemm.tuner.watching import Poisoned, Traced, storages_of
 
 #: Consecutive calls that are compared bitwise and checked for leaks.
 REPEATS = 4
-#: M at which batch invariance is checked: both sides of every tile size.
-INVARIANT_M = (1, 2, 5, 16, 17, 64, 65, 130, 257)
 
 
 @attrs.frozen(eq=False)
@@ -198,28 +196,6 @@ class Verifier:
         for index, out in zip(indices, outs, strict=True):
             timing = worse_of(timing, self._compare(solution, out, self.variant(index)))
         return timing
-
-    def batch_invariant(self, bind: Callable[[Shape], Launcher | Unsupported]) -> str:
-        """Return how the bits of rows depend on M; "" if they do not.
-
-        Args:
-            bind: binds the solution at another M.
-        """
-        sizes = sorted({*INVARIANT_M, self.shape.m})
-        largest = attrs.evolve(self.shape, m=sizes[-1])
-        operands = self.op.make_inputs(largest, self.operand_sets[0][0].device, 5)
-        rows: torch.Tensor | None = None
-        for m in reversed(sizes):
-            launcher = bind(attrs.evolve(self.shape, m=m))
-            if isinstance(launcher, Unsupported):
-                return f"it refuses M = {m}: {launcher.reason}"
-            with torch.no_grad():
-                out = launcher.call(*self.op.first_rows(largest, operands, m))
-            leading = rows_of(out, m)
-            rows = leading if rows is None else rows
-            if not same_bits(leading, rows[:, :m]):
-                return f"the first rows differ between M = {m} and M = {sizes[-1]}"
-        return ""
 
     def verify(self, solution: Solution, call: Callable[..., Any], variant: Variant) -> Timing:
         """Verify one call, with its output and workspace filled with NaN between canaries."""

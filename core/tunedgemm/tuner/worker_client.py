@@ -19,6 +19,7 @@ from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
+from tunedgemm.tuner.bits import CONTENTS
 from tunedgemm.tuner.processes import NeverBegan
 from tunedgemm.tuner.roofline import patience_s
 from tunedgemm.tuner.trial import Options, Place, Request, Samples, failed
@@ -151,6 +152,20 @@ class WorkerClient:
     def check(self, check: str, shape: Shape, solution: Solution) -> Timing:
         """Bind and verify a solution by a method of the session, within the kernel timeout."""
         timing: Timing = self._alone(shape, solution, _CHECK_CALLS, check, solution)
+        return timing
+
+    def bits(self, shape: Shape, solution: Solution, sizes: Sequence[int]) -> Timing:
+        """Measure the bits of a solution at several M; bind it within the time limit of compilations."""
+        calls, largest = CONTENTS + 2 * len(sizes), shape.with_m(max(sizes))
+        try:
+            self.ask("bind_all", shape, solution, sizes)
+            timing: Timing = self.ask("bits", shape, solution, sizes, timeout=self.allowance(largest, calls))
+        except DeviceLost:
+            raise
+        except WorkerDied as error:
+            return Timing(shape, solution, error.status, detail=str(error)[:500])
+        except Exception as error:  # a plugin may raise anything
+            return failed(shape, solution, error)
         return timing
 
     def _alone(self, shape: Shape, solution: Solution, calls: int, method: str, *arguments: Any) -> Any:

@@ -20,7 +20,7 @@ from tunedgemm_asm.driver import CUDA
 from tunedgemm_asm.ptx import build
 from tunedgemm_asm.ptx import launch as ptx_launch
 from tunedgemm_asm.ptx.cost import cost_of
-from tunedgemm_asm.ptx.names import KernelConfig, parse_name
+from tunedgemm_asm.ptx.names import KernelConfig, Variant, parse_name
 from tunedgemm_asm.ptx.space import MOST, enumerate_candidates, refine
 
 H200 = Device("sm_90", 132, "nvidia-h200")
@@ -111,6 +111,17 @@ def test_ctypes_launches_the_same(backend: Backend, cuda: Any, failing: Any) -> 
     """Without the C extension ctypes launches the kernel."""
     with without_extension():
         assert not failing(lambda name: check_solution(backend, cuda, name), [("plain",), ("swapped",)])
+
+
+def test_rows_of_x_share_code(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel is written once for all M, also where M-major scales are padded at some."""
+    written: list[Variant] = []
+    monkeypatch.setattr(build, "code", lambda variant, code=build.code: written.append(variant) or code(variant))
+    config = KernelConfig(64, 48, 3, 1, promoted=True, staged=True)
+    for m, order in ((41, "m_major_padded"), (40, "m_major"), (44, "m_major")):
+        shape = attrs.evolve(BLOCKS, m=m, extra={"scale_order": order})
+        assert isinstance(backend.bind(Solution("asm", config.name, 1), shape, CPU), Launcher)
+    assert len(written) == 1
 
 
 @pytest.mark.nightly

@@ -13,6 +13,7 @@ import pytest
 from tunedgemm.plugin import Device, Shape, Solution
 from tunedgemm.testing.replay import read_times
 from tunedgemm_asm import asm
+from tunedgemm_asm.ptx import heuristic
 from tunedgemm_asm.ptx.limits import unfit, units_of
 from tunedgemm_asm.ptx.names import parse_name
 from tunedgemm_asm.ptx.order import place_of
@@ -226,7 +227,7 @@ def test_other_backends_serve_unmeasured_or_slower_classes(failing: Any) -> None
                 attrs.evolve(PLAIN, m=129, n=2496, k=504),
                 attrs.evolve(PLAIN, outdtype="fp32"),
                 *(attrs.evolve(BY_BLOCK, m=m, extra={}) for m in (2, 64, 255, 8192)),
-                attrs.evolve(BY_BLOCK, m=16384),
+                attrs.evolve(BY_BLOCK, m=16385),
             ]
         ),
     )
@@ -281,6 +282,27 @@ def test_many_rows_by_block_get_the_tile_that_was_the_fastest(m: int, n: int, k:
     config = parse_name(solution.kernel_name)
     assert (config.tile_m, config.tile_n, config.panels > 0) == (128, tile_n, has_panels)
     assert config.overlapped
+
+
+@pytest.mark.parametrize(("n", "k"), [(6144, 4096), (28672, 4096), (4096, 14336), (7168, 5120), (5120, 14336)])
+def test_all_rows_of_x_share_few_kernels(n: int, k: int) -> None:
+    """Prefill has every M. Its guesses are those of the multiples of 64, and few."""
+    guesses = {m: asm.heuristic_fallback(attrs.evolve(BY_BLOCK, m=m, n=n, k=k), H200) for m in range(64, 16385, 64)}
+    assert len(set(guesses.values())) <= 20
+    for m in range(257, 16385, 61):
+        assert asm.heuristic_fallback(attrs.evolve(BY_BLOCK, m=m, n=n, k=k), H200) == guesses[-(-m // 64) * 64]
+
+
+@pytest.mark.parametrize(("n", "k"), [(6144, 4096), (2304, 6144), (5120, 14336)])
+def test_coarse_steps_of_many_rows_cost_no_time(n: int, k: int) -> None:
+    """Beyond 1024 rows of x, guesses of multiples of 128 take less than 1 % longer than those of each M."""
+    losses = []
+    for m in range(1025, 16385, 733):
+        shape = attrs.evolve(BY_BLOCK, m=m, n=n, k=k)
+        solution, best = asm.heuristic_fallback(shape, H200), heuristic._guess(shape, H200)
+        assert solution is not None and best is not None
+        losses.append(heuristic._cost(parse_name(solution.kernel_name), 1, shape, H200) / heuristic._cost(*best, shape, H200))
+    assert statistics.mean(losses) < 1.01
 
 
 def test_row_major_scales_of_many_rows_by_block_get_a_kernel() -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from tunedgemm.plugin import Device, PluginError, Shape, Solution
+from tunedgemm.plugin import Device, Shape, Solution
 from tunedgemm_asm.ptx.cost import cost_of
 from tunedgemm_asm.ptx.launch import arguments_of
 from tunedgemm_asm.ptx.limits import shared_evenly, unfit
-from tunedgemm_asm.ptx.names import KernelConfig, Variant, parse_name
+from tunedgemm_asm.ptx.names import KernelConfig, parse_name
 from tunedgemm_asm.ptx.shares import MOST_RANGES, shares_of
 from tunedgemm_asm.ptx.space import MOST, enumerate_candidates, refine
 
@@ -243,14 +243,12 @@ def test_a_problem_in_numbers() -> None:
 
 
 def test_impossible_configurations_are_refused() -> None:
-    """Stream-K rejects other splits, too many steps and variants without split-K."""
+    """Stream-K rejects other splits and too many steps."""
     config, shape = KernelConfig(128, 160, 5, stream=True), Shape("a16w16", 4096, 7168, 8192)
     assert unfit(config, 1, shape) is None
     assert "shares 1440 times 128 steps along K" in unfit(config, 2, shape) and "with splitK 1 (got 2)" in unfit(config, 2, shape)
     assert "at most, of 65536 at most for a tile" in unfit(config, 1, attrs.evolve(shape, m=1, n=8, k=(1 << 22) + 64))
     assert "1073741824 at most" in unfit(config, 1, attrs.evolve(shape, m=1 << 20, n=1 << 20, k=1 << 20))
-    with pytest.raises(PluginError, match="ptx_128x160_s5_c2_x1_g8_k_r1: stream-K needs a variant that splits K"):
-        Variant(config, "bf16", "bf16")
 
 
 WIDE, EIGHT = Shape("a16w16", 1024, 6400, 5120), Shape("a8w8", 1024, 6400, 5120, "fp8_e4m3fn", "bf16", scale="row")

@@ -15,6 +15,7 @@ from tunedgemm.tools.launching import Driver, DriverInterface, loaded_driver
 
 from tunedgemm_asm import abi, heuristic, launch, limits, names, space
 from tunedgemm_asm.ptx import heuristic as ptx_heuristic
+from tunedgemm_asm.ptx import invariant as ptx_invariant
 from tunedgemm_asm.ptx import launch as ptx_launch
 from tunedgemm_asm.ptx import limits as ptx_limits
 from tunedgemm_asm.ptx import space as ptx_space
@@ -105,6 +106,11 @@ class Asm:
         if device.gfx == ptx_limits.GFX:
             return ptx_heuristic.heuristic_fallback(self.libtype, shape, device)
         return heuristic.heuristic_fallback(self.libtype, shape, device, self._kernels(device))
+
+    @hookimpl
+    def invariant_fallback(self, shape: Shape, device: Device) -> Solution | None:
+        """Return the solution of an untuned call in batch-invariant mode; None but on Hopper."""
+        return ptx_invariant.invariant_fallback(self.libtype, shape, device) if device.gfx == ptx_limits.GFX else None
 
     @hookimpl
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher:

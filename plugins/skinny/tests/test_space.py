@@ -12,7 +12,7 @@ from tunedgemm_skinny import skinny
 from tunedgemm_skinny.limits import TILED
 from tunedgemm_skinny.names import REVISION, Rows, Tiles, Wgmma, parse_name
 from tunedgemm_skinny.resources import grid_of, per_split, registers, shared_bytes, span_of, unfit, vec_of
-from tunedgemm_skinny.space import MOST, spread
+from tunedgemm_skinny.space import MOST, order_of, solution_of, spread
 
 DEVICES = [Device(gfx, 120) for gfx in TILED]
 ROWS = (1, 2, 5, 8, 9, 16, 33, 64)
@@ -164,3 +164,24 @@ def test_foreign_solutions_have_no_neighbours() -> None:
     shape = Shape("a16w16", 4, 7168, 8192)
     assert not list(skinny.refine(Solution("skinny", f"rows_r{REVISION + 1}_n4w2x2u4"), shape, H200))
     assert not list(skinny.refine(Solution("skinny", Rows(4, 2, 2, 4).name), attrs.evolve(shape, m=65), H200))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "splits", "shape", "order"),
+    [
+        (Wgmma(1, 2, 1, 2, 4), 1, Shape("a16w16", 8, 1280, 8192), "wgmma-k16"),
+        (Wgmma(1, 2, 1, 2, 4), 4, Shape("a16w16", 8, 1280, 8192), "wgmma-k16-s2048"),
+        (Wgmma(1, 2, 2, 2, 4), 1, Shape("a16w16", 8, 1280, 8192), "wgmma-x2u2a"),
+        (Wgmma(2, 1, 1, 1, 4), 1, Shape("a8w8_blockscale", 8, 2112, 7168, "fp8_e4m3fn", "bf16", scale="block"), "wgmma-k32-p128"),
+        (Rows(4, 2, 2, 4), 1, Shape("a16w16", 1, 1280, 8192), "rows-x2u4"),
+        (Rows(1, 2, 2, 4, x_shared=True), 1, Shape("a16w16", 1, 1280, 8192), "rows-x2u4"),
+        (Tiles(1, 2, 4, 2, 4), 2, Shape("a8w8", 8, 128, 4096, "fp8_e4m3fn", "bf16", "bias", scale="row"), "tiles-x4u2a-s2048-x-w-fma"),
+        (Tiles(1, 2, 4, 2), 2, Shape("a8w8", 8, 128, 4096, "int8", "bf16", scale="row"), "exact-x-w"),
+        (Tiles(1, 2, 4, 2), 1, Shape("a16w4_blockscale", 8, 128, 4096, "bf16", "bf16", scale="block"), ""),
+    ],
+    ids=str,
+)
+def test_the_name_of_an_order_has_what_changes_bits(kernel: Rows | Tiles | Wgmma, splits: int, shape: Shape, order: str) -> None:
+    """Turns of warps along K, parts, scales and a fused bias; one group of wgmma warps has asm's order."""
+    assert order_of(kernel, splits, shape, H200.gfx) == order
+    assert solution_of("skinny", kernel, splits, shape, H200).sum_order == order

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
-from tunedgemm.tools.launching import ARCHITECTURES
+from tunedgemm.tools.launching import ARCHITECTURES, sum_order
 
 from tunedgemm_skinny.cost import cost_of
-from tunedgemm_skinny.limits import batches_of, depth_of
-from tunedgemm_skinny.names import FAMILIES, KernelConfig, parse_name
+from tunedgemm_skinny.limits import batches_of, depth_of, weight_of
+from tunedgemm_skinny.names import FAMILIES, KernelConfig, Wgmma, parse_name
 from tunedgemm_skinny.resources import ceil_div, per_split, registers, span_of, threads_of, unfit
 
 #: Most solutions of a shape.
@@ -48,6 +48,8 @@ _CLIMBERS, _CLIMBS = 8, 2
 _FURTHER = 0.01
 #: Least solutions of each family.
 _LEAST = 6
+#: wgmma instructions along K of a step.
+_DEEP = 4
 
 
 def enumerate_kernels(shape: Shape, device: Device) -> Iterator[Candidate]:
@@ -76,7 +78,7 @@ def spread(costs: Mapping[Candidate, float]) -> list[Candidate]:
 def enumerate_solutions(libtype: str, shape: Shape, device: Device) -> Iterator[Solution]:
     """Yield the solutions of a shape, in the order of `enumerate_kernels`."""
     for kernel, splits in enumerate_kernels(shape, device):
-        yield solution_of(libtype, kernel, splits)
+        yield solution_of(libtype, kernel, splits, shape, device)
 
 
 def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solution]:
@@ -87,7 +89,7 @@ def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solutio
         return
     for neighbour, splits in _neighbours(kernel, solution.split_k or 1):
         if is_useful(neighbour, splits, shape, device):
-            yield solution_of(solution.libtype, neighbour, splits)
+            yield solution_of(solution.libtype, neighbour, splits, shape, device)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -120,9 +122,28 @@ def is_useful(kernel: KernelConfig, splits: int, shape: Shape, device: Device) -
     return all_work and registers(kernel, shape, device.gfx) <= most
 
 
-def solution_of(libtype: str, kernel: KernelConfig, splits: int) -> Solution:
+def solution_of(libtype: str, kernel: KernelConfig, splits: int, shape: Shape, device: Device) -> Solution:
     """Return the solution of a kernel. Its order of sums does not depend on M."""
-    return Solution(libtype, kernel.name, splits if splits > 1 else 0, batch_invariant=True)
+    order = order_of(kernel, splits, shape, device.gfx)
+    return Solution(libtype, kernel.name, splits if splits > 1 else 0, batch_invariant=True, sum_order=order)
+
+
+def order_of(kernel: KernelConfig, splits: int, shape: Shape, gfx: str) -> str:
+    """Return the name of the kernel's order of sums.
+
+    Warps along K take spans in turn, so only one group of wgmma warps has the order of other
+    backends. Lanes, warps and splits meet in a fixed order whatever the rows of a warp. The last
+    scale and the bias are one fused multiply-add. mxfp4 has no name.
+    """
+    if weight_of(shape) == "fp4x2":
+        return ""
+    part = per_split(kernel, splits, shape, gfx)
+    if isinstance(kernel, Wgmma) and kernel.warps_k == 1:
+        step = span_of(kernel, shape, gfx) // kernel.unroll
+        promoted = step if shape.dtype.startswith("fp8") else 0
+        return sum_order(shape, f"wgmma-k{step // _DEEP}", promoted=promoted, part=part, fused=True)
+    ring = "a" if kernel.stages else ""
+    return sum_order(shape, f"{kernel.family}-x{kernel.warps_k}u{kernel.unroll}{ring}", part=part, fused=True)
 
 
 def _adjacent(ladder: tuple[int, ...], value: int) -> list[int]:

@@ -10,7 +10,7 @@ import attrs
 from tunedgemm.plugin import Device, Platform, PluginError, Shape, Solution
 from tunedgemm.tools.launching import ARCHITECTURES
 
-from tunedgemm_triton import installed, limits, names, plan, resources, space
+from tunedgemm_triton import installed, limits, names, plan, resources, space, sums
 from tunedgemm_triton.moe import names as moe_names
 from tunedgemm_triton.moe import plan as moe_plan
 from tunedgemm_triton.moe import resources as moe_resources
@@ -37,6 +37,7 @@ class OpFamily:
         neighbours: (kernel, split_k, shape) -> those one step away.
         most: most solutions of one shape.
         plan_of: (kernel, split_k, shape, device) -> the launches of one call.
+        order_of: the same -> the name of the order of sums, or "".
     """
 
     unsupported_operands: Callable[[Shape, Device], str | None]
@@ -47,6 +48,7 @@ class OpFamily:
     neighbours: Callable[[Any, int, Shape], Iterable[tuple[Any, int]]]
     most: int
     plan_of: Callable[[Any, int, Shape, Device], LaunchPlan]
+    order_of: Callable[[Any, int, Shape, Device], str] = lambda *_: ""
 
     def unsupported(self, shape: Shape, device: Device) -> str | None:
         """Return why none of its kernels takes the shape, or None."""
@@ -56,7 +58,7 @@ class OpFamily:
         """Yield the solutions of a shape that fit, each once, at most `most`, best guesses first."""
         if not self.unsupported(shape, device):
             fitting = (each for each in dict.fromkeys(self.candidates(shape, device)) if self.fits(*each, shape, device))
-            yield from itertools.starmap(names.solution_of, itertools.islice(fitting, self.most))
+            yield from (self.solution_of(*each, shape, device) for each in itertools.islice(fitting, self.most))
 
     def refine(self, solution: Solution, shape: Shape, device: Device) -> Iterator[Solution]:
         """Yield the neighbours of a solution that fit: one parameter, or splitK, moved one step."""
@@ -66,7 +68,11 @@ class OpFamily:
             return
         for near in self.neighbours(kernel, max(solution.split_k, 1), shape):
             if self.fits(*near, shape, device):
-                yield names.solution_of(*near)
+                yield self.solution_of(*near, shape, device)
+
+    def solution_of(self, kernel: Any, split_k: int, shape: Shape, device: Device) -> Solution:
+        """Return the solution of a kernel, with the name of its order of sums."""
+        return names.solution_of(kernel, split_k, self.order_of(kernel, split_k, shape, device))
 
 
 def _family(limits_: Any, names_: Any, resources_: Any, space_: Any, plan_: Any) -> OpFamily:
@@ -83,7 +89,7 @@ def _family(limits_: Any, names_: Any, resources_: Any, space_: Any, plan_: Any)
     )
 
 
-DENSE = _family(limits, names, resources, space, plan)
+DENSE = attrs.evolve(_family(limits, names, resources, space, plan), order_of=sums.order_of)
 MOE = _family(moe_resources, moe_names, moe_resources, moe_space, moe_plan)
 MX = _family(mx_resources, mx_names, mx_resources, mx_space, mx_plan)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, hookimpl
 
-from tunedgemm_triton import heuristic, installed, launch
+from tunedgemm_triton import heuristic, installed, invariant, launch
 from tunedgemm_triton.families import family_of
 from tunedgemm_triton.jsonfiles import space as json_space
 from tunedgemm_triton.jsonfiles.dialect import OURS
@@ -59,6 +59,12 @@ def enumerate_solutions(shape: Shape, device: Device) -> Iterable[Solution]:
 def heuristic_fallback(shape: Shape, device: Device) -> Solution | None:
     """Return the solution of an untuned call: the choice of a JSON file, else a best guess or none."""
     return heuristic.heuristic_fallback(shape, device)
+
+
+@hookimpl
+def invariant_fallback(shape: Shape, device: Device) -> Solution | None:
+    """Return the solution of an untuned call in batch-invariant mode, or None."""
+    return invariant.invariant_fallback(shape, device)
 
 
 @hookimpl

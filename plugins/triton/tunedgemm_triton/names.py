@@ -186,11 +186,13 @@ def parser_of(what: str, examples: str, *kinds: type[Kernel]) -> Callable[[str],
     return parse_name
 
 
-def solution_of(kernel: Any, split_k: int) -> Solution:
-    """Return the solution of a kernel with its parts of K, 1 for none."""
+def solution_of(kernel: Any, split_k: int, order: str = "") -> Solution:
+    """Return the solution of a kernel with its parts of K, 1 for none, and the name of its order of
+    sums.
+    """
     # Where streamk cuts a tile depends on the number of tiles, hence on M, as do the blocks of moe.
     invariant = kernel.family not in ("streamk", "moe")
-    return Solution(LIBTYPE, kernel.name, split_k if split_k > 1 else 0, batch_invariant=invariant)
+    return Solution(LIBTYPE, kernel.name, split_k if split_k > 1 else 0, batch_invariant=invariant, sum_order=order)
 
 
 _EXAMPLES = ", ".join(k.name for k in (Gemv(1, 2, 1024, 4, 4), Gemm(64, 128, 64, 8, 4, 3), Tma(128, 256, 64, 8, 8, 3)))

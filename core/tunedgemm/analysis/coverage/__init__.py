@@ -73,12 +73,13 @@ def coverage(
     notes = [*calls.notes, *_graph_notes(calls, replays)]
     notes += ["the package's tables alone were asked (--shipped)"] if shipped else []
     entries: list[Entry] = []
+    settings = Settings.from_environment().passive
     for family in map(op_named, calls.ops):
-        layers = shipped_layers(family) if shipped else table_layers(family, above.get(family.name, ()))
+        layers = shipped_layers(family) if shipped else table_layers(family, above.get(family.name, ()), invariant=settings.batch_invariant)
         dispatcher = Dispatcher(
             family,
             above=above.get(family.name, ()),
-            settings=Settings.from_environment().passive,
+            settings=settings,
             table=Table.load(family, layers=layers),
         )
         listed = calls.of(family)

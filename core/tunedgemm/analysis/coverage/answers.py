@@ -11,8 +11,9 @@ from tunedgemm.analysis.coverage.captured import Replays
 from tunedgemm.analysis.coverage.known import KnownTimes
 from tunedgemm.analysis.coverage.result import Entry, Passed
 from tunedgemm.device import Device
-from tunedgemm.dispatch.choice import Explanation, Offer
+from tunedgemm.dispatch.choice import Explanation
 from tunedgemm.dispatch.dispatcher import Dispatcher
+from tunedgemm.dispatch.offer import Offer
 from tunedgemm.ops.op import Op
 from tunedgemm.table.lookup import Match
 from tunedgemm.table.untuned import Untuned

@@ -24,7 +24,7 @@ from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import Registry
 from tunedgemm.backends.usable import served_sample
 from tunedgemm.device import Device, current_device
-from tunedgemm.dispatch.choice import NATIVE
+from tunedgemm.dispatch.offer import NATIVE
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops import op_named, ops
 from tunedgemm.process.children import import_variables, signal_name

@@ -13,9 +13,11 @@ from tunedgemm.analysis.doctor.finding import Fact, Fault, Section, fault_of_err
 from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device
+from tunedgemm.dispatch.settings import BATCH_INVARIANT
 from tunedgemm.errors import TableError, UserError
 from tunedgemm.ops import ops
 from tunedgemm.ops.op import Op
+from tunedgemm.process.variables import switched_on
 from tunedgemm.solution import Unsupported
 from tunedgemm.table.distributions import distributions
 from tunedgemm.table.folders import TableLayer, table_layers
@@ -137,7 +139,7 @@ def tables(registry: Registry, device: Device, now: float | None = None) -> Sect
     faults += [fault_of_error(TableError(fault)) for found in distributions() for fault in found.faults]
     for op in ops().values():
         try:
-            layers = table_layers(op)
+            layers = table_layers(op, invariant=switched_on(BATCH_INVARIANT))
         except UserError as error:
             faults.append(fault_of_error(error))
             continue

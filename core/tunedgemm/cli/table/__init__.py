@@ -22,6 +22,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
     check = _action(actions, "check", "exit 1 if a file has any fault")
     check.add_argument("file", help=_FILE)
+    check.add_argument("--bits", action="store_true", help="also run the kernels of rows with a bit class: do they still have its bits?")
 
     merge = _action(actions, "merge", "add the rows of tables (of shards, of machines) to one")
     merge.add_argument("output", metavar="OUT", type=expanded, help="the table that gets the rows; it keeps its own")

@@ -12,11 +12,12 @@ from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.registry import Registry
 from tunedgemm.cli.table.files import op_of, shape_text, solution_text
 from tunedgemm.device import Device, as_present, current_device
-from tunedgemm.dispatch.choice import row_refusal
+from tunedgemm.dispatch.offer import row_refusal
 from tunedgemm.libtypes import JOINT, is_known
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Unsupported
+from tunedgemm.table.bit_classes import class_faults
 from tunedgemm.table.csvfile import read_rows
 from tunedgemm.table.folders import named_file
 from tunedgemm.table.lookup import Table
@@ -33,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     file = named_file(arguments.file)
     op = op_of(arguments, [file])
     rows, problems = read_rows(file, op)
-    faults = [*map(str, problems), *faults_of(file, rows, op)]
+    faults = [*map(str, problems), *faults_of(file, rows, op), *(_changed_bits(rows, op) if arguments.bits else ())]
     print(
         "\n".join([*(faults or [f"{file}: {len(rows)} rows, no fault"]), *_stated(file), *_notes(file, rows), *_elsewhere(file, rows, op)])
     )
@@ -42,7 +43,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 def faults_of(file: Path, rows: Sequence[Row], op: Op) -> list[str]:
     """Return the faults of a table's rows."""
-    return [*_errors(rows), *_duplicates(file, rows), *_unreachable(rows, op), *_unsplit(rows), *_unknown(rows)]
+    return [*_errors(rows), *_duplicates(file, rows), *_unreachable(rows, op), *_unsplit(rows), *_unknown(rows), *_classes(file, rows)]
+
+
+def _changed_bits(rows: Sequence[Row], op: Op) -> Iterator[str]:
+    """Yield the kernels whose bits on this device are not those of their rows' class."""
+    from tunedgemm.analysis.bit_labels import proved
+    from tunedgemm.cli.bits import proof_text
+
+    for proof in proved(rows, op, current_device(), Registry()):
+        if not proof.agrees:
+            yield f"{proof.row.source}:{proof.row.line}: other bits than the row's class: {proof_text(proof)}"
 
 
 def _stated(file: Path) -> Iterator[str]:
@@ -104,6 +115,15 @@ def _unknown(rows: Sequence[Row]) -> Iterator[str]:
             first = next(row for row in rows if row.solution.libtype == libtype)
             count = sum(row.solution.libtype == libtype for row in rows)
             yield f"{first.source}:{first.line}: unknown libtype {libtype!r}, in {count} rows; installed: {', '.join(installed)}"
+
+
+def _classes(file: Path, rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the rows that break a bit class, and class rows in one file with others."""
+    yield from (f"{row.source}:{row.line}: {why}" for row, why in class_faults(rows))
+    plain = [row for row in rows if not row.bit_class]
+    if plain and len(plain) < len(rows):
+        what = f"{number_of(len(plain), 'row')} without a bit class, the first in line {plain[0].line}, next to rows with one"
+        yield f"{file}: {what}: in batch-invariant mode they serve no call, outside it rows with M = 0 come first; keep two files"
 
 
 def _notes(file: Path, rows: Sequence[Row]) -> Iterator[str]:

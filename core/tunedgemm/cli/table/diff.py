@@ -28,19 +28,20 @@ class Differences:
     Attributes:
         files: the first file and the second.
         only: the rows whose shape and device only the first, or only the second, has.
-        winners, times: pairs of rows with different solutions, or with different times of one
-            solution.
+        winners, classes, times: pairs of rows with different solutions; with different bit classes
+            of one solution; or with different times of one.
         equal: the number of equal rows.
     """
 
     files: tuple[Path, Path]
     only: tuple[tuple[Row, ...], tuple[Row, ...]]
     winners: tuple[tuple[Row, Row], ...]
+    classes: tuple[tuple[Row, Row], ...]
     times: tuple[tuple[Row, Row], ...]
     equal: int
 
     def __bool__(self) -> bool:
-        return any((*self.only, self.winners, self.times))
+        return any((*self.only, self.winners, self.classes, self.times))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -60,9 +61,11 @@ def _differences(files: tuple[Path, Path], first: dict[Key, Row], second: dict[K
     pairs = [(row, second[key]) for key, row in first.items() if key in second]
     winners = [(row, other) for row, other in pairs if row.solution != other.solution]
     same = [(row, other) for row, other in pairs if row.solution == other.solution]
+    classes = [(row, other) for row, other in same if row.bit_class != other.bit_class]
+    same = [pair for pair in same if pair not in classes]
     times = [(row, other) for row, other in same if round(row.us, DIGITS) != round(other.us, DIGITS)]
     only = _rows_only_in(first, second), _rows_only_in(second, first)
-    return Differences(files, only, tuple(winners), tuple(times), len(same) - len(times))
+    return Differences(files, only, tuple(winners), tuple(classes), tuple(times), len(same) - len(times))
 
 
 def _lines(found: Differences) -> Iterator[str]:
@@ -70,11 +73,14 @@ def _lines(found: Differences) -> Iterator[str]:
         yield from (f"only in {file}: {shape_text(row)}: {solution_text(row)}" for row in rows)
     for row, other in found.winners:
         yield f"another winner: {shape_text(row)}: {solution_text(row)} -> {solution_text(other)}"
+    for row, other in found.classes:
+        yield f"another class: {shape_text(row)}: {row.solution} {row.bit_class or 'none'} -> {other.bit_class or 'none'}"
     for row, other in found.times:
         change = 100 * (other.us / row.us - 1)
         yield f"another time: {shape_text(row)}: {solution_text(row)} -> {other.us:.2f} us ({change:+.1f} %)"
     alone = ", ".join(f"{len(rows)} only in {file}" for file, rows in zip(found.files, found.only, strict=True))
-    yield f"{found.equal} equal, {len(found.winners)} other winners, {len(found.times)} other times, {alone}"
+    classes = f"{len(found.classes)} other classes, " if found.classes else ""
+    yield f"{found.equal} equal, {len(found.winners)} other winners, {classes}{len(found.times)} other times, {alone}"
 
 
 def _print_json(op: str, found: Differences) -> None:
@@ -85,6 +91,7 @@ def _print_json(op: str, found: Differences) -> None:
         "only_first": [row_facts(row) for row in found.only[0]],
         "only_second": [row_facts(row) for row in found.only[1]],
         "winners": [{"first": row_facts(row), "second": row_facts(other)} for row, other in found.winners],
+        "classes": [{"first": row_facts(row), "second": row_facts(other)} for row, other in found.classes],
         "times": [{"first": row_facts(row), "second": row_facts(other)} for row, other in found.times],
     }
     print_document("table.diff", 1, facts)

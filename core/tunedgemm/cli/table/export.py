@@ -77,6 +77,8 @@ def _unfit(row: Row, op: Op) -> str:
     """Return why AITER cannot use a row, or ""."""
     if not row.valid:
         return "the time never wins"
+    if row.bit_class:
+        return "a row of a bit class"
     if row.shape.m == 0:
         return "M=0 pins every M"
     if not row.gfx or not row.cu_num:

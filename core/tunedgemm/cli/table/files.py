@@ -36,6 +36,6 @@ def solution_text(row: Row) -> str:
 def row_facts(row: Row) -> dict[str, Any]:
     """Return a row's fields for a JSON document."""
     device = {"gfx": row.gfx, "cu_num": row.cu_num, "device": row.device}
-    tuned = {"us": row.us, "err_ratio": row.err_ratio, "libver": row.libver, "valid": row.valid}
+    tuned = {"us": row.us, "err_ratio": row.err_ratio, "libver": row.libver, "bit_class": row.bit_class, "valid": row.valid}
     origin = {"source": row.source, "line": row.line, "extra": dict(row.extra)}
     return {**device, "shape": row.shape, "solution": row.solution, **tuned, **origin}

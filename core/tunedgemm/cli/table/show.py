@@ -10,7 +10,9 @@ from typing import Any
 from tunedgemm.cli.document import print_document
 from tunedgemm.cli.table.files import op_of, row_facts
 from tunedgemm.device import current_device
+from tunedgemm.dispatch.settings import BATCH_INVARIANT
 from tunedgemm.ops.op import Op
+from tunedgemm.process.variables import switched_on
 from tunedgemm.table.csvfile import Problem, read_rows
 from tunedgemm.table.folders import named_file
 from tunedgemm.table.lookup import Table
@@ -32,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     if files:
         rows, problems = read_rows(files[0], op)
     else:
-        merged = Table.load(op)
+        merged = Table.load(op, invariant=switched_on(BATCH_INVARIANT))
         rows, problems = list(merged.rows), merged.problems
     if arguments.here:
         device = current_device()

@@ -44,6 +44,7 @@ def consume(f: Frame) -> None:
     base_b = _descriptor(f, t.to("b32", "add.u32", f.shared, config.tile_a * STEP_BYTES))
     scales = StageScales.of(f, number) if config.staged else None
     accumulators = t.many(f.variant.accumulator_kind, config.accumulators)
+    parts = t.many("f32", config.accumulators) if config.folded else []
     items = start_items(f)
     ring = start_ring(f, 0)
     turn = _start_turns(f, number, ring, items) if config.turns else None
@@ -54,6 +55,8 @@ def consume(f: Frame) -> None:
     if config.promoted:
         multiply = _multiply_overlapped if config.overlapped else _multiply_promoted
         multiply(f, (base_a, base_b), accumulators, ring, (place.steps, arriving, scales))
+    elif config.folded:
+        _multiply_folded(f, (base_a, base_b), (accumulators, parts), ring, (place.steps, arriving))
     else:
         _multiply(f, (base_a, base_b), accumulators, ring, (place.steps, arriving, turn))
     if isinstance(items, Ranges):
@@ -106,6 +109,35 @@ def _multiply(f: Frame, bases: tuple[str, str], accumulators: list[str], ring: R
     _clear(f, accumulators)
     if turn:
         wait_for_turn(f, turn)
+    _multiply_steps(f, bases, accumulators, ring, (left, before, releasing, arriving, turn))
+    release(f, before, arriving)
+
+
+def _multiply_folded(f: Frame, bases: tuple[str, str], registers: tuple[list[str], list[str]], ring: Ring, state: tuple[str, str]) -> None:
+    """Accumulate each part of K in other registers, *registers[1]*, and add the parts in the order of K.
+
+    The last stage of a part is released while the next part's first one is multiplied.
+    """
+    t, (accumulators, parts), (steps, arriving) = f.text, registers, state
+    left, before = t.to("b32", "mov.u32", steps), t.to("b32", "mov.u32", ring.stage)
+    releasing = t.to("pred", "setp.ne.u32", 0, 0)
+    _clear(f, accumulators)
+    outer = t.label("PART")
+    t.place(outer)
+    here = t.to("b32", "min.u32", left, f.arguments["part"])
+    t.op("sub.u32", left, left, here)
+    _clear(f, parts)
+    _multiply_steps(f, bases, parts, ring, (here, before, releasing, arriving, None))
+    promote(f, accumulators, parts)
+    t.op("bra", outer, when=t.to("pred", "setp.ne.u32", left, 0))
+    release(f, before, arriving)
+
+
+def _multiply_steps(
+    f: Frame, bases: tuple[str, str], accumulators: list[str], ring: Ring, state: tuple[str, str, str, str, Turn | None]
+) -> None:
+    """Accumulate some steps and wait for the last; *state* has registers that count and release."""
+    t, (left, before, releasing, arriving, turn) = f.text, state
     inner = t.label("MULTIPLY")
     t.place(inner)
     wait(f, barrier_of(f, ring.stage), f.full, ring.parity)
@@ -121,7 +153,6 @@ def _multiply(f: Frame, bases: tuple[str, str], accumulators: list[str], ring: R
         end_turn(f, turn, left)
     t.op("bra", inner, when=t.to("pred", "setp.ne.u32", left, 0))
     t.op("wgmma.wait_group.sync.aligned", 0)
-    release(f, before, arriving)
 
 
 def _multiply_promoted(

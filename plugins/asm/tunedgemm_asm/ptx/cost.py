@@ -11,13 +11,14 @@ measurement. The cost of a launch, equal for all kernels, is part of the other r
 
 from __future__ import annotations
 
+import functools
 import math
 
 from tunedgemm.plugin import Shape
 
 from tunedgemm_asm.limits import ceil_div
 from tunedgemm_asm.ptx.epilogue import BYTES
-from tunedgemm_asm.ptx.limits import part_of, rows_of, shared_evenly, steps_of, tiles_of
+from tunedgemm_asm.ptx.limits import part_of, rows_of, shared_by, shared_evenly, steps_of, tiles_of
 from tunedgemm_asm.ptx.names import ELEMENT_BYTES, SIDE, STEP, STEP_BYTES, STEP_K, KernelConfig
 from tunedgemm_asm.ptx.splitk import slot_bytes
 
@@ -86,6 +87,7 @@ def scale_operations(config: KernelConfig) -> float:
     return config.tile_b / 4 * 1.5 if config.swapped else 3.0 * config.spans + 2
 
 
+@functools.lru_cache(maxsize=4096)
 def promoted_cycles(config: KernelConfig, by_block: bool, resident: int, tensor: float = 1.0) -> float:
     """Return the cycles of a stage with promotion, part of which other consumers of the SM hide.
 
@@ -103,6 +105,8 @@ def cost_of(config: KernelConfig, splits: int, shape: Shape, multiprocessors: in
 
     *tensor* is the rate of an SM's tensor cores over that of the product fitted on.
     """
+    added = splits * config.folded  # parts that a consumer adds in registers
+    splits = shared_by(config, splits)
     rows_a, rows_b = rows_of(config, shape)
     all_steps, resident, steps, tiles = _work(config, splits, shape, multiprocessors)
     # All CTAs of the SM load while other stages are in flight.
@@ -114,6 +118,7 @@ def cost_of(config: KernelConfig, splits: int, shape: Shape, multiprocessors: in
     out = BYTES[shape.outdtype]
     tile = config.tile_a * config.tile_b * out / _STORED / _CYCLES_A_US / config.sharing
     tile += _GIVING * ceil_div(config.all_panels, config.panels) / _CYCLES_A_US if config.panels else 0.0
+    tile += added * (config.accumulators + _TURN) / _CYCLES_A_US
     multiplied = steps * step + tiles * tile + _LATENCY
     if config.turns:  # a tile is stored while the next is multiplied: each consumer has twice the time for its own
         multiplied -= (tiles - 1) * min(tile, (steps / tiles * step + tile) / 2)

@@ -13,6 +13,7 @@ from tunedgemm_asm.ptx.cost import FITTED_ON, cost_of
 from tunedgemm_asm.ptx.limits import MOST_SIZE, MOST_SPLITS, tiles_of, unfit
 from tunedgemm_asm.ptx.names import COLUMNS, SCALE_BLOCK, KernelConfig
 from tunedgemm_asm.ptx.space import (
+    MOST_SWAPPED,
     Candidate,
     Tiles,
     enumerate_stages,
@@ -21,6 +22,7 @@ from tunedgemm_asm.ptx.space import (
     resident_ctas,
     with_panels,
 )
+from tunedgemm_asm.ptx.sums import solution_of
 
 _MI = 1 << 20
 _ANY = 1 << 62
@@ -68,7 +70,8 @@ class Measured:
 #: such K and N up to 5120 gain 1.23 and 1.45 at M = 256 on the H200.
 #:
 #: fp8 by block with M-major scales, every size: 1.0 to 9.8 in 190 products on the H200, and 1.007
-#: to 2.5 in 159 on the H100. Of 139 drawn by chance on the H200 two lost 1 and 3 %. With row-major
+#: to 2.5 in 159 on the H100. Of 139 drawn by chance on the H200 two lost 1 and 3 %. More than 8192
+#: rows, which engines run in prefill, were not timed: tensor cores bound both. With row-major
 #: scales, M of 256 to 4096, N and K from 3584: 1.02 to 1.18 in nine products on the H100, 1.15 to
 #: 1.18 in four on the H200; x of 32 Mi elements: 0.98 to 1.0.
 _FASTER = {
@@ -92,7 +95,7 @@ _FASTER = {
         Measured(range(512, 4096), range(160 * _MI), 8192, least_k=1024),
         Measured(range(4096, _ANY), most_k=8192, least_k=1024),
     ),
-    "a8w8_blockscale": (Measured(range(1, 8193)),),
+    "a8w8_blockscale": (Measured(range(1, 16385)),),
 }
 #: 16-bit weights of few rows and large K, for which torch's split kernels are as fast; with up to
 #: `_READ_ALONE` rows of x and `_NARROW_N` of the weight skinny's are faster.
@@ -112,7 +115,9 @@ _SHORT_K = 1024
 #: By block, fewest rows and most elements of x whose scales may be row-major.
 _ROW_MAJOR, _ROW_MAJOR_X = 256, 32 * _MI
 #: Rows of x up to which, and the multiples to which, they are rounded up before a guess is judged.
-_FEW_ROWS, _FEW_STEP, _MANY_STEP = 256, 8, 64
+#: A step of 128 at more than 1024 rows costs up to 0.05 % of the predicted time in the mean, as
+#: most tiles have 128; one of 256 costs up to 1.2 %, and 0.4 % beyond 8192 (11 weights by block).
+_STEPS, _MANY_STEP = ((256, 8), (1024, 64), (8192, 128)), 256
 #: Splits of a guess, tried where CTAs would be idle: a subset, since each takes 10 us to judge.
 _SPLITS = tuple(splits for splits in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16) if splits <= MOST_SPLITS)
 #: Tiles of an fp8 guess, in finer steps than a list's, whose neighbours the tuner tries. Where one
@@ -146,38 +151,43 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution |
     """
     if shape.layout != COLUMNS and not _faster_untuned(shape, device):
         return None
-    step = _FEW_STEP if shape.m <= _FEW_ROWS else _MANY_STEP
-    guess = _guess(attrs.evolve(shape, m=min(ceil_div(shape.m, step) * step, MOST_SIZE)), device)
-    return Solution(libtype, guess[0].name, guess[1]) if guess else None
+    step = next((step for rows, step in _STEPS if shape.m <= rows), _MANY_STEP)
+    guess = guess_of(attrs.evolve(shape, m=min(ceil_div(shape.m, step) * step, MOST_SIZE)), device)
+    return solution_of(libtype, *guess, shape) if guess else None
 
 
 @functools.lru_cache(maxsize=4096)
-def _guess(shape: Shape, device: Device) -> Candidate | None:
-    """Return the kernel and splits of the least predicted time; takes one to fifteen milliseconds.
+def guess_of(shape: Shape, device: Device, only: int = 0) -> Candidate | None:
+    """Return the kernel and splits of the least predicted time; takes about a millisecond.
 
-    None if each has too many tiles.
+    *only* is the number of splits; 0 leaves it free. None if each has too many tiles.
     """
-    fitting = [tile for tile in _tiles(shape) if not unfit(tile, 1, shape) and is_worthwhile(tile, shape, device)]
+    few = shape.m <= (_MORE_OVERLAPPED if shape.n <= _OVERLAPPED_N else _OVERLAPPED)
+    like = attrs.evolve(shape, m=min(shape.m, MOST_SWAPPED + 1), n=1, k=1)
+    tiles = _tiles(like, few if shape.scale == "row" else _is_large(shape))
+    fitting = [tile for tile in tiles if not unfit(tile, 1, shape) and is_worthwhile(tile, shape, device)]
     if shape.m <= _ONE_TILE:
         several_rounds = shape.op == "a16w16" and shape.n > _NARROW * _RESIDENT * device.cu_num
         fitting = [tile for tile in fitting if tile.tile_m >= shape.m and (tile.tile_n <= _NARROW or not several_rounds)]
     else:
         fitting = [tile for tile in fitting if not (tile.swapped and tile.consumers > 1 and (shape.k < _SHORT_K or tile.overlapped))]
-    guesses = ((config, splits) for config in fitting + _large(fitting, shape, device) for splits in _splits(config, shape, device))
-    return min(guesses, key=lambda guess: (_cost(*guess, shape, device), guess[0].turns), default=None)
+    configs = fitting + _large(fitting, shape, device)
+    guesses = ((config, splits) for config in configs for splits in _splits(config, shape, device, only))
+    return min(guesses, key=lambda guess: (predicted_us(*guess, shape, device), guess[0].turns), default=None)
 
 
-def _tiles(shape: Shape) -> list[KernelConfig]:
-    """Return the tiles of a guess, each with its most stages."""
-    fp8 = shape.dtype.startswith("fp8")
-    few = shape.m <= (_MORE_OVERLAPPED if shape.n <= _OVERLAPPED_N else _OVERLAPPED)
-    overlapped = few if shape.scale == "row" else _is_large(shape)
-    tiles = enumerate_tiles(shape, fp8, _FINE if fp8 else None)
-    return [
+@functools.lru_cache(maxsize=256)
+def _tiles(like: Shape, overlapped: bool) -> tuple[KernelConfig, ...]:
+    """Return the tiles of a guess, each with its most stages; equal for all weights and for many
+    rows of x.
+    """
+    fp8 = like.dtype.startswith("fp8")
+    tiles = enumerate_tiles(like, fp8, _FINE if fp8 else None)
+    return tuple(
         attrs.evolve(tile, stages=stages[0])
         for tile in tiles
         if (tile.overlapped >= tile.promoted if overlapped else tile.overlapped <= tile.staged) and (stages := enumerate_stages(tile))
-    ]
+    )
 
 
 def _is_large(shape: Shape) -> bool:
@@ -189,20 +199,29 @@ def _large(tiles: list[KernelConfig], shape: Shape, device: Device) -> list[Kern
     """Return the tiles of two consumers with outputs that TMA stores; none for a single round."""
     if not _is_large(shape):
         return []
-    large = [other for tile in tiles if tile.consumers > 1 for other in with_panels(tile)]
+    large = [other for tile in tiles if tile.consumers > 1 for other in _with_panels(tile)]
     return [tile for tile in large if not unfit(tile, 1, shape) and tiles_of(tile, shape) > device.cu_num]
 
 
-def _cost(config: KernelConfig, splits: int, shape: Shape, device: Device) -> float:
+#: Configurations with and without TMA stores, which take longer to make than to judge.
+_with_panels = functools.lru_cache(maxsize=1024)(with_panels)
+_direct = functools.lru_cache(maxsize=1024)(functools.partial(attrs.evolve, panels=0))
+
+
+def predicted_us(config: KernelConfig, splits: int, shape: Shape, device: Device) -> float:
     """Return the predicted microseconds of a guess."""
-    us = cost_of(attrs.evolve(config, panels=0), splits, shape, max(1, device.cu_num), unit_peak_over(device, FITTED_ON))
+    us = cost_of(_direct(config), splits, shape, max(1, device.cu_num), unit_peak_over(device, FITTED_ON))
     if _is_large(shape) and tiles_of(config, shape) > device.cu_num:
         us *= _TIMES.get((config.tile_m, config.tile_n), 1.0)
     return us * (_STORED_BY_TMA if config.panels else 1.0)
 
 
-def _splits(config: KernelConfig, shape: Shape, device: Device) -> list[int]:
-    """Return the splits of K worth judging: up to twice as many CTAs as run at once."""
+def _splits(config: KernelConfig, shape: Shape, device: Device, only: int) -> list[int]:
+    """Return the splits of K worth judging: up to twice as many CTAs as run at once, or only a given
+    number.
+    """
+    if only:
+        return [] if unfit(config, only, shape) else [only]
     most = max(1, 2 * (resident_ctas(config, device) // tiles_of(config, shape)))
     return [splits for splits in _SPLITS if splits <= most and not unfit(config, splits, shape)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ from tunedgemm_asm.ptx.limits import (
     last_rows,
     part_of,
     rows_of,
+    shared_by,
     shared_evenly,
     slots_of,
     steps_of,
@@ -40,9 +42,12 @@ from tunedgemm_asm.ptx.limits import (
 from tunedgemm_asm.ptx.names import COLUMNS, REVISION, SIDE, STEP_BYTES, KernelConfig, Variant
 from tunedgemm_asm.ptx.space import resolve
 from tunedgemm_asm.ptx.splitk import slot_bytes
+from tunedgemm_asm.ptx.staging import PADDED
 from tunedgemm_asm.ptx.tensormap import Operand
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
 
@@ -81,13 +86,20 @@ def bind(drivers: Callable[[DriverInterface], Driver], solution: Solution, shape
     library = drivers(INTERFACES[device.kind])
     config = arguments.variant.config
     try:
-        function = load_function(library, build.code(arguments.variant), ENTRY, device.index)
+        function = load_function(library, _code(arguments.variant, build.ptxas()), ENTRY, device.index)
         function.grant(config.shared_bytes)
     except LaunchError as error:
         raise LaunchError(f"asm {config.name} on {device.gfx}: {error}") from error
     launch = launch_of(function, _plan(arguments, shape))
     call = _call(launch, _failing(function, config.name), arguments, shape, device.index, device.torch_device)
     return Launcher(on_device(call, device.index), workspace_bytes=arguments.workspace)
+
+
+@functools.lru_cache(maxsize=4096)
+def _code(variant: Variant, assembler: tuple[Path, str] | None) -> bytes:
+    """Return the code of a kernel; cached, since each M binds, and its text takes over a millisecond."""
+    del assembler  # part of the cache key
+    return build.code(variant)
 
 
 def _arguments(solution: Solution, shape: Shape, device: Device) -> LaunchArguments:
@@ -204,6 +216,8 @@ def _variant(config: KernelConfig, split: bool, shape: Shape) -> Variant:
     """Return the variant of a configuration for a shape's dtypes, scales and layout."""
     together = next(count for count in (8, 2, 1) if shape.n % count == 0)
     order = "m_major" if shape.op in TRANSPOSED else scale_order(shape)
+    if order == "m_major" and shape.m % PADDED == 0:  # the same strides: one kernel serves every M
+        order = "m_major_padded"
     return Variant(
         config, shape.dtype, shape.outdtype, shape.bias_dtype if shape.bias else "", split, together, shape.scale,
         columns=shape.layout == COLUMNS, transposed=order != "row", padded=order == "m_major_padded",
@@ -222,11 +236,12 @@ def arguments_of(config: KernelConfig, splits: int, shape: Shape, multiprocessor
         clusters, slots, parts = shares.clusters, shares.tiles * config.cluster * config.sharing, shares.parts
         values |= {"items": shares.tiles, "steps": steps, "part": shares.length, "splits": parts}
     else:
-        clusters = max(1, min(tiles * splits, multiprocessors * config.resident // config.cluster))
-        slots, parts = slots_of(config, shape) if splits > 1 else 0, splits
-        values |= {"items": tiles * splits, "steps": steps, "part": part_of(splits, shape), "splits": splits}
+        sharing = shared_by(config, splits)
+        clusters = max(1, min(tiles * sharing, multiprocessors * config.resident // config.cluster))
+        slots, parts = slots_of(config, shape) if sharing > 1 else 0, splits
+        values |= {"items": tiles * sharing, "steps": steps, "part": part_of(splits, shape), "splits": splits}
     return LaunchArguments(
-        variant=_variant(config, config.stream or splits > 1, shape),
+        variant=_variant(config, config.stream or shared_by(config, splits) > 1, shape),
         values=values,
         grid=clusters * config.cluster,
         workspace=slots * parts * slot_bytes(config.accumulators),

@@ -72,6 +72,11 @@ def part_of(splits: int, shape: Shape) -> int:
     return ceil_div(steps_of(shape), splits)
 
 
+def shared_by(config: KernelConfig, splits: int) -> int:
+    """Return the CTAs that share the K of a tile."""
+    return 1 if config.folded else splits
+
+
 def steps_of(shape: Shape) -> int:
     """Return the stages along K."""
     return ceil_div(shape.k, step_of(shape.dtype))
@@ -85,13 +90,16 @@ def unfit(config: KernelConfig, splits: int, shape: Shape) -> str | None:
     if config.stream and (splits > 1 or steps > MOST_STEPS or units_a * tiles_b * steps > MOST_ITEMS):
         most = f"{MOST_ITEMS} at most, of {MOST_STEPS} at most for a tile"
         return f"{config.name} shares {units_a * tiles_b} times {steps} steps along K ({most}) with splitK 1 (got {splits})"
+    if config.folded and splits == 1:
+        return f"{config.name} adds parts of K, so it needs splitK 2 or more (got 1)"
     if not 1 <= splits <= MOST_SPLITS:
         return f"{config.name} supports 1 to {MOST_SPLITS} splits (got {splits})"
     if ceil_div(steps, part_of(splits, shape)) != splits:
         return f"{config.name} cannot cut K={shape.k} into {splits} splits of whole steps of {step_of(shape.dtype)}"
-    if units_a * tiles_b * splits > MOST_ITEMS:
-        return f"{config.name} has {units_a * tiles_b * splits} tiles; the limit is {MOST_ITEMS}"
-    if splits > 1 and (counters := slots_of(config, shape)) > MOST_COUNTERS:
+    items = units_a * tiles_b * shared_by(config, splits)
+    if items > MOST_ITEMS:
+        return f"{config.name} has {items} tiles; the limit is {MOST_ITEMS}"
+    if shared_by(config, splits) > 1 and (counters := slots_of(config, shape)) > MOST_COUNTERS:
         return f"{config.name} needs {counters} counters; the limit is {MOST_COUNTERS}"
     return None
 
@@ -100,6 +108,8 @@ def _unfit(config: KernelConfig, shape: Shape) -> str:
     """Return which dtype, row or scale of the shape the kernel does not support, or an empty text."""
     if config.panels and (shape.outdtype == "fp32" or shape.n % LINE):
         return f"stores 16-bit outputs with TMA: needs N % {LINE} = 0 (N={shape.n}, {shape.outdtype})"
+    if config.folded and ELEMENT_BYTES[shape.dtype] == 1:
+        return f"adds parts of K of 16-bit operands only, not {shape.dtype}"
     if config.promoted and not shape.dtype.startswith("fp8"):
         return f"promotes fp8 products only, not {shape.dtype}"
     if not multiplies(config.portion, shape.dtype):

@@ -50,7 +50,7 @@ PANEL_COLUMNS, LEAST_COLUMNS = 64, 16
 #: Increases when the text of a configuration changes its results or its speed.
 REVISION = 1
 
-_FLAGS = "[_swap?swapped][_p?promoted][_o?overlapped][_s?staged][_t?turns][_k?stream]"
+_FLAGS = "[_swap?swapped][_p?promoted][_o?overlapped][_s?staged][_t?turns][_k?stream][_f?folded]"
 _NAME = KernelName(
     f"ptx_{{tile_m}}x{{tile_n}}_s{{stages}}_c{{consumers}}_x{{cluster}}_g{{group}}{_FLAGS}[_b{{panels}}]_r{{revision}}", "revision"
 )
@@ -83,6 +83,8 @@ class KernelConfig:
             with
             none the threads store.
         stream: whether the steps of tiles that would not fill a round are shared evenly (stream-K).
+        folded: whether one CTA computes all parts of K of a tile in turn and adds them in
+            registers: the bits of split-K without partials in memory.
     """
 
     tile_m: int
@@ -98,6 +100,7 @@ class KernelConfig:
     turns: bool = False
     panels: int = 0
     stream: bool = False
+    folded: bool = False
 
     def __attrs_post_init__(self) -> None:
         if self.consumers not in REGISTERS or self.cluster not in (1, 2) or self.group < 1 or self.stages < 2:
@@ -117,11 +120,13 @@ class KernelConfig:
             raise PluginError(f"{self.name}: panels need rows of x as a, and a multiple of {LEAST_COLUMNS} rows of the weight")
         if not 0 <= self.panels <= self.all_panels:
             raise PluginError(f"{self.name}: {self.panels} panels exceed the {self.all_panels} of a consumer")
-        if self.overlapped and not self.promoted:
-            raise PluginError(f"{self.name}: only a promotion (_p) can overlap (_o)")
-        if self.staged and not self.promoted:
-            raise PluginError(f"{self.name}: only a promotion (_p) has scales in stages (_s)")
+        promoted_only = "can overlap (_o)" if self.overlapped else "has scales in stages (_s)" if self.staged else ""
+        if promoted_only and not self.promoted:
+            raise PluginError(f"{self.name}: only a promotion (_p) {promoted_only}")
+        if self.folded and (self.promoted or self.turns or self.stream):
+            raise PluginError(f"{self.name}: parts of K in one CTA (_f) exclude promotion (_p), ping-pong (_t) and stream-K (_k)")
         held = self.accumulators + self.promoted * self.portion // (1 if self.overlapped else 2) + self.column_scales
+        held += self.folded * self.accumulators
         if held + OTHER_REGISTERS > self.consumer_registers:
             others = f"{held} accumulators and {OTHER_REGISTERS} other registers"
             raise PluginError(f"{self.name}: {others} exceed the {self.consumer_registers} of a thread")

@@ -60,8 +60,10 @@ class Factors:
                     value = (
                         accumulators[index] if f.variant.accumulator_kind == "f32" else t.to("f32", "cvt.rn.f32.s32", accumulators[index])
                     )
-                    value = t.to("f32", "mul.rn.f32", value, of_row)
-                    results[index] = t.to("f32", "mul.rn.f32", value, of_b[odd])
+                    # The scale of x comes first: so operands, swapped or not, give the same bits.
+                    for factor in (of_b[odd], of_row) if config.swapped else (of_row, of_b[odd]):
+                        value = t.to("f32", "mul.rn.f32", value, factor)
+                    results[index] = value
         return results
 
 

@@ -17,6 +17,7 @@ from tunedgemm_asm.ptx.limits import MOST_SPLITS, shared_evenly, tiles_of, unfit
 from tunedgemm_asm.ptx.matrix import multiplies
 from tunedgemm_asm.ptx.names import LEAST_COLUMNS, SIDE, UNIT_B, KernelConfig, parse_name
 from tunedgemm_asm.ptx.resources import BARRIER_BYTES, BLOCK_SHARED, SM_SHARED, SYSTEM_SHARED
+from tunedgemm_asm.ptx.sums import solution_of
 
 #: Most solutions of a shape.
 MOST = 64
@@ -195,7 +196,7 @@ def _guess(config: KernelConfig, splits: int, shape: Shape, device: Device) -> t
 def enumerate_solutions(libtype: str, shape: Shape, device: Device) -> Iterator[Solution]:
     """Yield the solutions of a shape, best guess first."""
     for config, splits in enumerate_candidates(shape, device):
-        yield Solution(libtype, config.name, splits)
+        yield solution_of(libtype, config, splits, shape)
 
 
 def resolve(solution: Solution, shape: Shape) -> Candidate:
@@ -224,7 +225,8 @@ def refine(libtype: str, solution: Solution, shape: Shape, device: Device) -> It
     for step in (-2 * UNIT_B, 2 * UNIT_B):
         for fewer in (0, 1, 2):
             changes.append({side: config.tile_b + step, "stages": config.stages - fewer})
-    near = [(config, splits - 1), (config, splits + 1), (attrs.evolve(config, stream=not config.stream), 1)]
+    near = [(config, splits - 1), (config, splits + 1)]
+    near += [] if config.folded else [(attrs.evolve(config, stream=not config.stream), 1)]
     direct = attrs.evolve(config, panels=0)
     for change in changes:
         try:
@@ -236,4 +238,4 @@ def refine(libtype: str, solution: Solution, shape: Shape, device: Device) -> It
         near += [(other, splits) for other in ([direct] if config.panels else with_panels(config))]
     for other, parts in dict.fromkeys(near):
         if (other, parts) != (config, splits) and not unfit(other, parts, shape) and is_worthwhile(other, shape, device):
-            yield Solution(libtype, other.name, parts)
+            yield solution_of(libtype, other, parts, shape)

@@ -20,8 +20,8 @@ from tunedgemm_asm.ptx.scales import scale_bases
 from tunedgemm_asm.ptx.stream import start_items
 
 #: Scales to whose multiple a padded step is rounded up, and the mask of such a multiple.
-_PADDED = 4
-_WHOLE = (1 << 32) - _PADDED
+PADDED = 4
+_WHOLE = (1 << 32) - PADDED
 _BLOCK_BITS = SCALE_BLOCK.bit_length() - 1
 _COPY = "cp.async.ca.shared.global"
 
@@ -73,7 +73,7 @@ class _Source:
         t, swapped = f.text, f.config.swapped
         rows = stride = f.arguments["rows_b" if swapped else "rows_a"]
         if f.variant.padded:
-            stride = t.to("b32", "and.b32", t.to("b32", "add.u32", rows, _PADDED - 1), _WHOLE)
+            stride = t.to("b32", "and.b32", t.to("b32", "add.u32", rows, PADDED - 1), _WHOLE)
         row = t.to("b32", "add.u32", place.row_b if swapped else place.row_a, f.lane)
         return cls._of(f, (scale_bases(f)[swapped], rows), row, place.first, stride if f.variant.transposed else "")
 

@@ -216,17 +216,17 @@ def solution_of(entry: Entry, shape: Shape, device: Device) -> tuple[Solution | 
     parsed = parse_entry(entry, shape.op)
     if device.gfx not in ARCHITECTURES:
         return None, (*parsed.unused, f"unknown architecture {device.gfx}")
-    unfit = family_of(shape.op).unfit
+    family = family_of(shape.op)
     kernel, notes = _without_foreign_options(parsed.kernel, entry, shape, device)
     split_k, note = _adjust_split(kernel, parsed.split_k, shape)
-    reason = unfit(kernel, split_k, shape, device)
+    reason = family.unfit(kernel, split_k, shape, device)
     if reason and split_k > 1:
         note = f"NUM_KSPLIT={parsed.split_k} is dropped: {reason}"
-        split_k, reason = 1, unfit(kernel, 1, shape, device)
+        split_k, reason = 1, family.unfit(kernel, 1, shape, device)
     notes = [*parsed.unused, *notes, *([note] if note else [])]
     if reason:
         return None, (*notes, reason)
-    return names.solution_of(kernel, split_k), tuple(notes)
+    return family.solution_of(kernel, split_k, shape, device), tuple(notes)
 
 
 def _without_foreign_options(kernel: Any, entry: Entry, shape: Shape, device: Device) -> tuple[Any, list[str]]:

@@ -1,0 +1,171 @@
+"""Bits of rows on standard operands: equal operands everywhere, and what the hashes find."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable
+
+import attrs
+import pytest
+import torch
+from tunedgemm.backends.backend import with_plain_weights
+from tunedgemm.backends.launcher import Launcher
+from tunedgemm.ops import op_named, ops
+from tunedgemm.ops.formats.tensor_bytes import raw
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.testing.fakes import exact
+from tunedgemm.testing.shapes import shapes_of
+from tunedgemm.tuner.bits import CONTENTS, Bits, StandardOperands, measure, row_hashes
+
+CPU, OP, SHAPE = torch.device("cpu"), op_named("a16w16"), Shape("a16w16", 0, 32, 256)
+SIZES = (1, 2, 16, 17, 33)
+
+
+def bits_of(call: Callable[..., torch.Tensor], shape: Shape = SHAPE, sizes: tuple[int, ...] = SIZES) -> Bits:
+    operands = StandardOperands(op_named(shape.op), shape, CPU)
+    return measure(operands, lambda at: with_plain_weights(Launcher(functools.partial(call, at)), at), sizes)
+
+
+def product(at: Shape, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return (x.double() @ weight.double().t()).to(x.dtype)
+
+
+def split(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    half = x.shape[1] // 2
+    return ((x[:, :half].float() @ weight[:, :half].float().t()) + (x[:, half:].float() @ weight[:, half:].float().t())).to(x.dtype)
+
+
+def distinct_shapes(name: str) -> list[Shape]:
+    """Small examples of an op, one for each format, whose rows share no scale computed from all of them."""
+    examples = sorted(shapes_of(name), key=lambda shape: (op_named(name).flops(shape), str(shape)))
+    own = [shape for shape in examples if shape.m and "per_Tensor" not in dict(shape.extra).values()]
+    return list({(shape.dtype, shape.scale, shape.layout, shape.bias): shape for shape in reversed(own)}.values())
+
+
+@pytest.mark.parametrize("name", sorted(ops()))
+def test_rows_of_every_op_have_bits_of_their_own(name: str) -> None:
+    """Alone, among others and in each batch; a kernel that depends on M is found."""
+    for shape in distinct_shapes(name):
+
+        def call(at: Shape, *operands: torch.Tensor, wrong: bool = False) -> torch.Tensor:
+            out = exact(Solution("fake", "k"), at, *operands)
+            return out * 1.03125 if wrong and at.m == 17 else out
+
+        found = bits_of(call, shape)
+        assert (found.fault, found.served, len(found.rows)) == ("", SIZES, CONTENTS), shape
+        assert len(set(found.rows)) > 1, shape
+        assert "M = 17" in bits_of(functools.partial(call, wrong=True), shape).fault, shape
+
+
+def test_operands_depend_on_no_generator() -> None:
+    """Whatever the op draws, on any device and in any version of torch, all values are overwritten."""
+    for name in ("a16w16", "a8w8", "a8w8_blockscale", "a8w8_blockscale_bpreshuffle", "a4w4_blockscale", "batched_bf16"):
+        op = op_named(name)
+        other = attrs.evolve(op, make_inputs=lambda shape, device, seed, op=op: op.make_inputs(shape, device, seed + 1))
+        for shape in distinct_shapes(name):
+            one, two = (StandardOperands(each, shape, CPU).at(33) for each in (op, other))
+            assert all(torch.equal(raw(first), raw(second)) for first, second in zip(one, two, strict=True)), shape
+
+
+def test_operands_stay_the_same_between_versions() -> None:
+    """Labels of tables would change with them."""
+    operands = StandardOperands(OP, SHAPE, CPU).at(CONTENTS)
+    digests = [hashlib.sha256(raw(operand).numpy().tobytes()).hexdigest()[:16] for operand in operands]
+
+    assert digests == ["8c232054ddc73e68", "fb8f53b23700ca94"]
+
+
+def test_sums_show_how_they_were_rounded() -> None:
+    """Another order of fp32 sums, or partial sums in bf16, has another label."""
+    orders = (
+        lambda at, x, weight: (x.float() @ weight.float().t()).to(x.dtype),
+        lambda at, x, weight: split(x, weight),
+        lambda at, x, weight: (x[:, :128] @ weight[:, :128].t()) + (x[:, 128:] @ weight[:, 128:].t()),
+    )
+    shape = attrs.evolve(SHAPE, n=256, k=1024)
+
+    assert len({bits_of(order, shape, (CONTENTS,)).label for order in orders}) == 3
+
+
+def by_size(at: Shape, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return split(x, weight) if at.m >= 16 else product(at, x, weight)
+
+
+def by_place(at: Shape, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    out = product(at, x, weight)
+    out[15::16] = split(x, weight)[15::16]
+    return out
+
+
+def one_bit(at: Shape, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    out = product(at, x, weight)
+    out.view(torch.int16)[32:, -1] ^= 1
+    return out
+
+
+@pytest.mark.parametrize(("planted", "m"), [(by_size, 16), (by_place, 16), (one_bit, 33)])
+def test_a_row_that_depends_on_m_or_its_place_is_found(planted: Callable[..., torch.Tensor], m: int) -> None:
+    """A split by M, a tile whose last row is added otherwise, and a single bit of a single element."""
+    found = bits_of(planted)
+
+    assert f"at M = {m} has other bits" in found.fault
+    assert (found.label, found.raised) == ("", False)
+
+
+def test_equal_kernels_have_one_label_as_far_as_they_serve() -> None:
+    """A refused M is named; a kernel that serves no M has no label."""
+
+    def refusing(most: int) -> Bits:
+        def bind(at: Shape) -> Launcher | Unsupported:
+            return Launcher(functools.partial(product, at)) if at.m <= most else Unsupported("few rows only")
+
+        return measure(StandardOperands(OP, SHAPE, CPU), bind, SIZES)
+
+    whole, some, none = refusing(33), refusing(2), refusing(0)
+
+    assert some.label == whole.label != ""
+    assert (some.served, some.refused[0]) == ((1, 2), (16, "few rows only"))
+    assert (none.label, none.served) == ("", ())
+
+
+def test_errors_of_calls_are_faults() -> None:
+    """The error's text is the reason, and the kernel may be right at other M."""
+
+    def failing(at: Shape, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("an illegal address")
+
+    found = bits_of(failing)
+
+    assert (found.label, found.raised) == ("", True)
+    assert "an illegal address" in found.fault
+
+
+def test_changed_operands_are_seen() -> None:
+    """Later kernels would be measured on other values."""
+    operands = StandardOperands(OP, SHAPE, CPU)
+    operands.at(2), operands.at(3)
+    before = operands.changed()
+    operands.at(3)[0][1, 1] += 1
+
+    assert (before, operands.changed()) == (False, True)
+
+
+def test_each_element_counts_in_its_row_alone() -> None:
+    """Also in outputs of batches, whose rows are joined."""
+    out = torch.zeros(2, 3, 5)
+    changed = out.clone()
+    changed[1, 2, 4] = 1.0
+
+    assert [one != other for one, other in zip(row_hashes(out, 3), row_hashes(changed, 3), strict=True)] == [False, False, True]
+
+
+def test_kernels_that_agree_on_the_standard_operands_alone_have_one_label() -> None:
+    """The limit of what equal hashes prove: the second is another kernel for any other operands."""
+
+    def planted(at: Shape, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        standard = StandardOperands(OP, SHAPE, CPU).at(CONTENTS)[1]
+        return product(at, x, weight) if torch.equal(weight, standard) else split(x, weight)
+
+    assert bits_of(planted).label == bits_of(product).label
