@@ -66,8 +66,7 @@ class Route:
         trusted_to: largest M up to which ours serves, checked but not timed; 0 for none.
         waiting: M -> remaining calls of the engine's kernel before a row may serve; None during
             warm-up.
-        invariant: whether the mode is on: ours then serves every M of a weight with a class, and
-            none of another.
+        invariant: whether batch-invariant mode is on.
         bit_class: the weight's class in the mode; "" for none.
     """
 
@@ -124,10 +123,7 @@ class Route:
         return call
 
     def _first_in_class(self, m: int, theirs: Product) -> Product:
-        """Return the function of the first call at M, after which the engine serves all M if ours fails.
-
-        A dispatcher serves the call by torch after an error, so the class is looked up afterwards.
-        """
+        """Return the function of the first call at M, which looks up the class after ours has run."""
 
         def first(*operands: Any) -> torch.Tensor:
             try:
@@ -221,8 +217,6 @@ class Route:
 
 #: Routes by name.
 routes: dict[str, Route] = {}
-#: Shapes whose kernels `compile_ahead` has begun, and whether for prefill, too.
-_begun: set[tuple[Shape, bool]] = set()
 
 
 def leave_class(shape: Shape) -> None:
@@ -231,6 +225,10 @@ def leave_class(shape: Shape) -> None:
         if route.shape == shape and route.theirs is not None:
             route.bit_class, route.trusted_to = "", 0
             route.calls.clear()
+
+
+#: Shapes whose kernels `compile_ahead` has begun, and whether for prefill, too.
+_begun: set[tuple[Shape, bool]] = set()
 
 
 def _run(
