@@ -30,11 +30,13 @@ bits
     and log probabilities must equal those of the mode's first arm alone, bit for bit. A row has the
     number of prompts that differ.
 layers
-    In arms of ``ours`` the output of each linear layer is compared with that of tunedgemm's
-    function in another process. The first row must be the same at each M.
+    In arms of ``ours`` the first row of each linear layer's output must be the same at each M. One
+    layer of each kind is compared with tunedgemm's function in another process, on the engine's own
+    weight.
 kernels
     A profile of decoding steps and of a prefill has the time of products, attention and norms. It
-    shows whether one graph runs several kernels.
+    shows whether one graph runs several kernels, told apart by name, threads, shared memory and
+    registers.
 speed
     Milliseconds of a decoded token and of a prefill; the arms take turns.
 
@@ -52,6 +54,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -96,7 +99,8 @@ KINDS = {
     "attention": r"flash|attn|attention|fmha|kv_cache",
     "norm": r"norm|rsqrt",
     "sampling": r"softmax|argmax|topk|sort|sampl|log_soft|gather",
-    "products": r"gemm|gemv|matmul|nvjet|cutlass|wgmma|ptx_|tma_r|splitk|cublas|scaled_mm|dot",
+    "fused": r"^triton_(poi|red|per)_",  # of Inductor: its names list products that follow, too
+    "products": r"gemm|gemv|matmul|nvjet|cutlass|wgmma|splitk|cublas|scaled_mm|dot|^(tma|tma_halves|streamk|sum_parts|skinny)\b",
 }
 
 Request = tuple[int, int, int]
@@ -186,11 +190,12 @@ def compare_bits(arms: list[Arm], arguments: argparse.Namespace, keep: Callable[
 def compare_layers(arms: list[Arm], arguments: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> None:
     """Compare the layers of ours with tunedgemm's functions in a process of plain PyTorch."""
     for arm in [arm for arm in arms if mode_of(arm.name) == "ours" and not variant_of(arm.name)]:
-        layers = arm.ask("layers", ROWS)
         environment = {**os.environ, "TUNEDGEMM_HOME": str(arguments.home), "TUNEDGEMM_BATCH_INVARIANT": "1"}
         words = [sys.executable, str(Path(__file__).with_name("engine_worker.py"))]
-        text = json.dumps({"layers": layers, "sizes": ROWS})
-        done = subprocess.run(words, input=text, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        with tempfile.TemporaryDirectory() as folder:
+            layers = arm.ask("layers", ROWS, folder)
+            text = json.dumps({"layers": [layer for layer in layers if "file" in layer], "sizes": ROWS})
+            done = subprocess.run(words, input=text, env=environment, capture_output=True, text=True, timeout=300, check=False)
         if done.returncode:
             print(f"{arm.model}: the layers of PyTorch failed:", done.stderr[-2000:], flush=True)
             continue
@@ -198,17 +203,18 @@ def compare_layers(arms: list[Arm], arguments: argparse.Namespace, keep: Callabl
             keep({"model": arm.model, "arm": arm.name, **row})
 
 
-def of_layers(engine: list[dict[str, Any]], trainer: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row for each size of weights: its layers, and how many of them differ in what."""
-    rows: dict[tuple[int, int], dict[str, Any]] = {}
-    for mine, theirs in zip(engine, trainer, strict=True):
-        start = {"layer": mine["name"], "N": mine["N"], "K": mine["K"], "layers": 0, "other weight": 0}
-        row = rows.setdefault((mine["N"], mine["K"]), start | {f"differ at M={m}": 0 for m in mine["bits"]} | {"first rows differ": 0})
+def of_layers(engine: list[dict[str, Any]], trainer: dict[str, dict[str, list[str]]]) -> list[dict[str, Any]]:
+    """Return a row for each kind of layers: how many there are, are compared, and differ in what."""
+    rows: dict[tuple[int, int, str], dict[str, Any]] = {}
+    for mine in engine:
+        start = {"layer": mine["name"], "N": mine["N"], "K": mine["K"], "layers": 0, "compared": 0}
+        start |= {f"differ at M={m}": 0 for m in mine["bits"]} | {"first rows differ": 0}
+        row, theirs = rows.setdefault((mine["N"], mine["K"], mine["scale"]), start), trainer.get(mine["name"], {})
         row["layers"] += 1
-        row["other weight"] += mine["weight"] != theirs["weight"]
-        for m, (out, _) in mine["bits"].items():
-            row[f"differ at M={m}"] += out != theirs["bits"][m][0]
-        row["first rows differ"] += len({first for side in (mine, theirs) for _, first in side["bits"].values()}) > 1
+        row["compared"] += bool(theirs)
+        for m, (out, _) in theirs.items():
+            row[f"differ at M={m}"] += out != mine["bits"][m][0]
+        row["first rows differ"] += len({first for side in (mine["bits"], theirs) for _, first in side.values()}) > 1
     return list(rows.values())
 
 

@@ -1,8 +1,8 @@
 """Look into a worker of vLLM for `engine_bits.py`: its kernels, and the bits of its linear layers.
 
 `Worker` extends vLLM's own worker class. As a script this file is a process of plain PyTorch. It
-reads the layers from its input, multiplies the same x by the same weights with tunedgemm's
-functions, and prints the digests.
+reads the engine's weights from files, multiplies the same x by them with tunedgemm's functions, and
+prints the digests.
 
 This file imports neither torch nor tunedgemm at its top: an engine alone must not load tunedgemm.
 """
@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-
-from engines import fill
 
 #: Columns, and rows of a weight, that share a scale by block; largest number of e4m3.
 BLOCK, LARGEST = 128, 448.0
@@ -59,6 +59,24 @@ def scale_of(layer: Any) -> tuple[str, Any]:
     return (names[0], getattr(layer, names[0])) if names else ("", None)
 
 
+def kernels_of(trace: dict[str, Any]) -> dict[str, tuple[int, float]]:
+    """Return the kernels of a trace: name and resources -> launches and microseconds.
+
+    Kernels of one entry name differ in threads, shared memory or registers. The grid does not tell
+    them apart, as it follows M.
+    """
+    seen = dict[str, tuple[int, float]]()
+    for event in trace["traceEvents"]:
+        if event.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset"):
+            continue
+        known = event["args"]
+        told = [f"{word}={known[word]}" for word in ("block", "shared memory", "registers per thread") if word in known]
+        name = " ".join((event["name"], *told))
+        launches, us = seen.get(name, (0, 0.0))
+        seen[name] = launches + 1, us + event["dur"]
+    return seen
+
+
 class Worker:
     """Methods that vLLM's worker gets; the engine calls them by ``collective_rpc``."""
 
@@ -71,19 +89,23 @@ class Worker:
         self._kernels_seen.start()
 
     def end_kernels(self) -> dict[str, tuple[int, float]]:
-        """Return the kernels that ran: name -> launches and microseconds."""
+        """Return the kernels that ran, as `kernels_of` does."""
         import torch
 
         torch.cuda.synchronize()
         self._kernels_seen.stop()
-        seen = self._kernels_seen.key_averages()
-        return {event.key: (event.count, float(event.self_device_time_total)) for event in seen if event.self_device_time_total}
+        with tempfile.NamedTemporaryFile(suffix=".json") as file:
+            self._kernels_seen.export_chrome_trace(file.name)
+            return kernels_of(json.loads(Path(file.name).read_text()))
 
-    def bits_of_layers(self, sizes: list[int]) -> list[dict[str, Any]]:
-        """Return the layers, each with its sizes, scales, and digests of its weight and outputs."""
+    def bits_of_layers(self, sizes: list[int], folder: str) -> list[dict[str, Any]]:
+        """Return the layers, each with its sizes, the name of its scales, and digests of its outputs.
+
+        The first layer of each kind has a file in *folder* with its weight and scales.
+        """
         import torch
 
-        rows, drawn = [], dict[int, Any]()
+        rows, drawn, files = [], dict[int, Any](), dict[tuple[Any, ...], str]()
         with torch.inference_mode():
             for name, layer in self.get_model().named_modules():  # type: ignore[attr-defined]
                 weight, method = getattr(layer, "weight", None), getattr(layer, "quant_method", None)
@@ -94,22 +116,12 @@ class Worker:
                 (n, k), (scale_name, scale) = weight.shape, scale_of(layer)
                 x = drawn.setdefault(k, rows_of_x(max(sizes), k, weight.device))
                 found = bits(sizes, x, lambda rows, layer=layer: layer.quant_method.apply(layer, rows, None))  # type: ignore[misc]
-                scales = [scale_name, list(scale.shape)] if scale is not None else ["", []]
-                rows.append({"name": name, "N": n, "K": k, "scale": scales, "weight": digest(weight), "bits": found})
+                rows.append({"name": name, "N": n, "K": k, "scale": scale_name, "bits": found})
+                if (n, k, scale_name) not in files:
+                    files[n, k, scale_name] = rows[-1]["file"] = str(Path(folder, f"{len(files)}.pt"))
+                    tensors = {"weight": weight, **({scale_name: scale} if scale_name else {})}
+                    torch.save({key: each.data.cpu() for key, each in tensors.items()}, rows[-1]["file"])
         return rows
-
-
-def layer_of(row: dict[str, Any], device: Any) -> Any:
-    """Return a layer with the weight, and its scales, that `engines.fill` gives vLLM's layer of that name."""
-    import torch
-
-    name, shape = row["scale"]
-    dtype = torch.float8_e4m3fn if name else torch.bfloat16
-    layer = SimpleNamespace(weight=torch.empty(row["N"], row["K"], dtype=dtype, device=device))
-    if name:
-        setattr(layer, name, torch.empty(shape, dtype=torch.float32, device=device))
-    fill(SimpleNamespace(named_modules=lambda: [(row["name"], layer)]))
-    return layer
 
 
 def multiply(layer: Any, x: Any) -> Any:
@@ -130,17 +142,16 @@ def multiply(layer: Any, x: Any) -> Any:
 
 
 def main() -> None:
-    """Read layers and numbers of rows, and print the digests of their weights and outputs."""
+    """Read layers with files and numbers of rows, and print the digests of their outputs by name."""
     import torch
 
     asked, device = json.load(sys.stdin), torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    answers, drawn = [], dict[int, Any]()
+    answers, drawn = dict[str, Any](), dict[int, Any]()
     with torch.inference_mode():
         for row in asked["layers"]:
-            layer, k = layer_of(row, device), row["K"]
+            layer, k = SimpleNamespace(**torch.load(row["file"], map_location=device)), row["K"]
             x = drawn.setdefault(k, rows_of_x(max(asked["sizes"]), k, device))
-            found = bits(asked["sizes"], x, lambda rows, layer=layer: multiply(layer, rows))  # type: ignore[misc]
-            answers.append({"name": row["name"], "weight": digest(layer.weight), "bits": found})
+            answers[row["name"]] = bits(asked["sizes"], x, lambda rows, layer=layer: multiply(layer, rows))  # type: ignore[misc]
     print(json.dumps(answers))
 
 

@@ -231,9 +231,11 @@ class Vllm:
         [kernels] = self._llm.collective_rpc("end_kernels")
         return kernels  # type: ignore[no-any-return, unused-ignore]
 
-    def layers(self, sizes: list[int]) -> list[dict[str, Any]]:
-        """Return digests of the outputs of all linear layers for each number of rows of x."""
-        [rows] = self._llm.collective_rpc("bits_of_layers", args=(sizes,))
+    def layers(self, sizes: list[int], folder: str) -> list[dict[str, Any]]:
+        """Return digests of the outputs of all linear layers for each number of rows of x, and write
+        one layer of each kind to *folder*.
+        """
+        [rows] = self._llm.collective_rpc("bits_of_layers", args=(sizes, folder))
         return rows  # type: ignore[no-any-return, unused-ignore]
 
 

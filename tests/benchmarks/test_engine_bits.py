@@ -80,29 +80,37 @@ def test_answers_are_compared_bit_for_bit(script: ModuleType) -> None:
 
 
 def test_layers_have_the_same_bits_in_the_engine_and_in_training(
-    worker: ModuleType, script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    worker: ModuleType, script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """The other process makes the weights of the engine's layers by their names, and sees a changed one."""
-    method = SimpleNamespace(apply=lambda layer, x, bias: torch.nn.functional.linear(x, layer.weight, bias))
-    layers = {name: torch.nn.Linear(256, 64, bias=False, dtype=torch.bfloat16) for name in ("first", "second")}
+    """The other process multiplies by the engine's own weights, one of each kind, and sees other bits of an output."""
+    wrong = torch.tensor([[2.0]], dtype=torch.bfloat16)  # a factor of all rows but the first
+    apply = lambda layer, x, bias: torch.nn.functional.linear(x, layer.weight) * torch.where(torch.arange(len(x))[:, None] > 0, wrong, 1)  # noqa: E731
+    layers = {name: torch.nn.Linear(256, n, bias=False, dtype=torch.bfloat16) for name, n in (("a", 64), ("b", 64), ("c", 32))}
     model = torch.nn.ModuleDict(layers)
-    for layer in layers.values():
-        layer.quant_method = method
-    worker.fill(model)
-    layers["second"].weight.data[0, 0] += 1
+    for name, layer in layers.items():
+        exact = SimpleNamespace(apply=lambda layer, x, bias: torch.nn.functional.linear(x, layer.weight))
+        layer.quant_method = SimpleNamespace(apply=apply) if name == "c" else exact
     engine = worker.Worker()
     engine.get_model = lambda: model
-    found = engine.bits_of_layers([1, 8])
-    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps({"layers": found, "sizes": [1, 8]})))
+    found = engine.bits_of_layers([8, 16], str(tmp_path))
+    files = [row for row in found if "file" in row]
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps({"layers": files, "sizes": [8, 16]})))
     worker.main()
-    [row] = script.of_layers(found, json.loads(capsys.readouterr().out))
-    assert (row["layers"], row["other weight"], row["differ at M=8"]) == (2, 1, 1)
+    same, other = script.of_layers(found, json.loads(capsys.readouterr().out))
+    assert (same["layers"], same["compared"], same["differ at M=8"], same["first rows differ"]) == (2, 1, 0, 0)
+    assert (other["layers"], other["compared"], other["differ at M=8"], other["differ at M=16"], other["first rows differ"]) == (
+        1,
+        1,
+        1,
+        1,
+        0,
+    )
 
 
 @pytest.mark.parametrize("scale", [("weight_scale", [64, 1]), ("weight_scale_inv", [1, 2])])
 def test_layers_of_8_bits_are_multiplied(worker: ModuleType, scale: tuple[str, list[int]]) -> None:
-    """A layer with scales by row or block is filled and multiplied, and x needs no scale but one."""
-    layer = worker.layer_of({"name": "a", "N": 64, "K": 256, "scale": scale}, torch.device("cpu"))
+    """A layer with scales by row or block is multiplied, and x needs no scale but one."""
+    layer = SimpleNamespace(weight=torch.randn(64, 256).to(torch.float8_e4m3fn), **{scale[0]: torch.full(scale[1], 0.01)})
     x = worker.rows_of_x(5, 256, torch.device("cpu"))
     assert torch.equal(x.to(torch.float8_e4m3fn).to(x.dtype), x) and (x.view(5, 2, 128).abs().amax(2) == 448).all()
     out, factor = worker.multiply(layer, x), float(getattr(layer, scale[0]).flatten()[0])
@@ -123,9 +131,21 @@ def test_digests_tell_one_bit_and_the_order(worker: ModuleType) -> None:
 def test_kernels_are_summed_by_kind(script: ModuleType) -> None:
     """A profile's row has the time of a step by kind."""
     kernels = {"flash_fwd_cutlass": (8, 80.0), "nvjet_tst_64x8": (16, 320.0), "triton_red_fused_rsqrt": (8, 40.0), "memcpy": (1, 8.0)}
+    kernels |= {"tma block=[384, 1, 1]": (8, 16.0), "triton_red_fused_amax_cutlass_scaled_mm_div": (8, 24.0)}
     row = script.profile_row(kernels, 8)
-    assert (row["us"], row["attention, us"], row["products, us"], row["norm, us"], row["other, us"]) == (56, 10, 40, 5, 1)
+    assert (row["us"], row["attention, us"], row["products, us"], row["norm, us"], row["other, us"]) == (61, 10, 42, 5, 1)
+    assert row["fused, us"] == 3
     assert next(iter(row["kernels"])) == "nvjet_tst_64x8"
+
+
+def test_kernels_of_one_name_are_told_apart(worker: ModuleType) -> None:
+    """Kernels of one entry name count apart by their resources, whatever the grid is."""
+    kernel = {"cat": "kernel", "name": "ptx", "dur": 2.0}
+    sizes = [([132, 1, 1], 4096), ([8, 1, 1], 4096), ([132, 1, 1], 8192)]
+    events = [{**kernel, "args": {"grid": grid, "block": [384, 1, 1], "shared memory": shared}} for grid, shared in sizes]
+    events += [{"cat": "gpu_memset", "name": "Memset", "dur": 1.0, "args": {}}, {"cat": "cuda_runtime", "name": "launch"}, {"name": "end"}]
+    name = "ptx block=[384, 1, 1] shared memory="
+    assert worker.kernels_of({"traceEvents": events}) == {f"{name}4096": (2, 4.0), f"{name}8192": (1, 2.0), "Memset": (1, 1.0)}
 
 
 def test_unknown_arms_are_refused(script: ModuleType) -> None:
