@@ -75,8 +75,8 @@ VARIANTS += [
     for scale, layout in [("block", {}), ("block", {"transposed": True, "padded": True}), ("row", {})]
 ]  # fmt: skip
 
-#: The same with stream-K.
-VARIANTS += [attrs.evolve(each, config=attrs.evolve(each.config, stream=True), split=True) for each in VARIANTS]
+#: The same with stream-K, which excludes parts of K in one CTA.
+VARIANTS += [attrs.evolve(each, config=attrs.evolve(each.config, stream=True), split=True) for each in VARIANTS if not each.config.folded]
 
 
 def faults(variant: Variant) -> str:
