@@ -14,7 +14,6 @@ from tunedgemm.ops.scale_order import of_any_m
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.bits import SIZES
 from tunedgemm.tuner.select import select
 from tunedgemm.tuner.trial import ChosenClass, ClassCost, Outcome
 
@@ -77,6 +76,8 @@ class Group:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Return the M at which bits are measured: the standard ones, and some that each row would serve."""
+        from tunedgemm.tuner.bits import SIZES  # loads torch, which compiling processes do without
+
         return tuple(sorted({*SIZES, *(m for shape in self.times for m in self._served_by(shape))}))
 
     def _served_by(self, shape: Shape) -> Iterator[int]:
