@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -19,8 +20,10 @@ from tunedgemm.tuner.trial import ChosenClass, ClassCost, Outcome
 
 _log = logging.getLogger("tunedgemm")
 
-#: A kernel's bits are measured if its time is within this factor of the fastest at some M.
-REACH = 2.0
+#: A kernel's bits are measured if its time is within this factor of the fastest at some M, and if
+#: it is one of so many of the fastest there of its declared order of sums, or of its backend and
+#: splits. Bits take 0.15 s a kernel, and hundreds are within the factor (H200, bf16).
+REACH, MEASURED = 2.0, 4
 #: Members of a class that are timed accurately: this many of the fastest at each M, and for any M.
 _FASTEST = 2
 #: Classes whose members are timed accurately.
@@ -88,12 +91,15 @@ class Group:
         yield from {*served[:1], *served[len(served) // 2 :][:1]}
 
     def within_reach(self) -> tuple[Solution, ...]:
-        """Return the kernels that may be members: not much slower than the fastest at some M."""
+        """Return the kernels whose bits are measured, see `REACH`."""
         near: dict[Solution, None] = {}
         for shape in self.times:
             timed = self._timed(shape, _ROUGH)
             limit = REACH * min((timing.us for timing in timed), default=0.0)
-            near |= {timing.solution: None for timing in timed if timing.us <= limit}
+            alike = collections.Counter[tuple[str, int]]()
+            for solution in (timing.solution for timing in timed if timing.us <= limit):
+                alike[kind := (solution.sum_order or solution.libtype, solution.split_k)] += 1
+                near |= {solution: None} if alike[kind] <= MEASURED else {}
         return tuple(near)
 
     def _timed(self, shape: Shape, statuses: Sequence[str]) -> list[Timing]:
