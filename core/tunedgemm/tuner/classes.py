@@ -20,9 +20,9 @@ from tunedgemm.tuner.trial import ChosenClass, ClassCost, Outcome
 
 _log = logging.getLogger("tunedgemm")
 
-#: A kernel's bits are measured if its time is within this factor of the fastest at some M, and if
-#: it is one of so many of the fastest there of its declared order of sums, or of its backend and
-#: splits. Bits take 0.15 s a kernel, and hundreds are within the factor (H200, bf16).
+#: A kernel's bits are measured if its time is within this factor of the fastest at some M. So many
+#: are measured there of each declared order of sums, or of each backend and number of splits. Bits
+#: take 0.15 s a kernel, and hundreds are within the factor (H200, bf16).
 REACH, MEASURED = 2.0, 4
 #: Members of a class that are timed accurately: this many of the fastest at each M, and for any M.
 _FASTEST = 2
