@@ -92,13 +92,13 @@ class TestLookUp:
         row("alone", 16, n=512),
     )
 
-    def test_exact_then_padded_then_any(self) -> None:
+    def test_exact_then_padded_then_nearest_then_any(self) -> None:
         """The row with M = 0 comes last, and neither another class nor a plain row serves."""
         table = Table(OP, [self.rows], invariant=True)
         assert found(table, asked(13)) == ["exact exact", "padded fine", "pin pinned"]
-        assert found(table, asked(8)) == ["padded fine", "pin pinned"]
-        assert found(table, asked(5)) == ["padded fine", "pin pinned"]
-        assert found(table, asked(4000)) == ["pin pinned"]
+        assert found(table, asked(8)) == ["padded fine", "exact nearest", "pin pinned"]
+
+        assert found(table, asked(4000)) == ["padded nearest", "pin pinned"]
         assert found(table, asked(16, 512)) == []
 
     def test_outside_the_mode_nothing_changes(self) -> None:

@@ -16,7 +16,8 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table import folders, index
 from tunedgemm.table.csvfile import Row, write_rows
-from tunedgemm.table.lookup import Match, Table
+from tunedgemm.table.lookup import Table
+from tunedgemm.table.match import Match
 
 OP = op_named("a16w16")
 H200 = Device("sm_90", 132, "nvidia-h200")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from tunedgemm.shape import Shape
 
-#: Scales of whole tensors or rows: times that of x, then that of the weight; times their product.
-X_THEN_W, PRODUCT = "x-w", "xw"
+#: Scales of whole tensors or rows: sums are multiplied by that of x, then by that of the weight.
+X_THEN_W = "x-w"
+#: Scales of whole tensors or rows: sums are multiplied by their product.
+PRODUCT = "xw"
 
 
 def sum_order(shape: Shape, products: str, *, promoted: int = 0, part: int = 0, scales: str = X_THEN_W, fused: bool = False) -> str:

@@ -16,7 +16,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 
 if TYPE_CHECKING:
-    from tunedgemm.table.lookup import Match
+    from tunedgemm.table.match import Match
     from tunedgemm.table.row import Row
 
 #: The solution of the built-in backend, which supports every shape.

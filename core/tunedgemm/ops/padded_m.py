@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import bisect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 #: AITER's fine padding: (largest M, multiple to which it is rounded up).
 _FINE = ((256, 16), (1024, 32), (4096, 64))
@@ -13,6 +14,9 @@ _CLAMP_M, _CLAMP_N = 8192, 4096
 
 #: Largest M of GEMV kernels, and largest M at which reading the weight dominates the time.
 _VECTORS, _SKINNY = 4, 128
+
+#: Times as many rows for which a tile is still taken rather than one for fewer.
+_IN_VAIN = 8
 
 #: AITER's fused MoE: larger token counts use the rows of these.
 _TIERS = (32768, 131072)
@@ -63,6 +67,20 @@ def serving(rule: Callable[[int, int], Mapping[int, str]], m: int, n: int, kind:
     """Return the candidates for *m* by an op's rule on a kind of device, in order."""
     words = rule(m, n)
     return on_nvidia(m, words) if kind == "nvidia" else words
+
+
+def nearest(m: int, tuned: Sequence[int]) -> Iterator[int]:
+    """Yield the next larger and the next smaller tuned M, the better first.
+
+    Tiles for more rows do some work in vain; those for fewer read the weight several times.
+
+    Args:
+        m: the M of the call.
+        tuned: other M, ascending.
+    """
+    place = bisect.bisect_left(tuned, m)
+    larger, smaller = tuned[place : place + 1], tuned[max(0, place - 1) : place]
+    yield from (*larger, *smaller) if larger and larger[0] <= _IN_VAIN * m else (*smaller, *larger)
 
 
 def exact(m: int, n: int) -> Mapping[int, str]:

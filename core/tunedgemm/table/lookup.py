@@ -6,21 +6,20 @@ import functools
 import hashlib
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
 from tunedgemm.device import Device
 from tunedgemm.libtypes import rank
-from tunedgemm.ops.padded_m import serving
+from tunedgemm.ops.padded_m import nearest, serving
 from tunedgemm.ops.scale_order import of_any_m
-from tunedgemm.products import are_alike, difference, with_memory
+from tunedgemm.products import are_alike, difference
 from tunedgemm.table.bit_classes import class_faults, warn_of_plain_files
 from tunedgemm.table.csvfile import Problem
 from tunedgemm.table.folders import SHIPPED_WORD, TableLayer, table_layers, user_table
-from tunedgemm.table.index import Index, Kind, RowSource, kind_of
+from tunedgemm.table.index import Index, RowSource, kind_of
+from tunedgemm.table.match import Bucket, Match, Product, UnparsedRow
 from tunedgemm.table.row import Row, key_shape, record_of
 from tunedgemm.table.sheet import present
 from tunedgemm.table.source import log_problems, read_layers
@@ -36,6 +35,9 @@ _log = logging.getLogger("tunedgemm")
 #: Granularity of rows with M = 0, which pin one solution for every M.
 _PINNED = "pinned"
 
+#: Granularity of rows of the next larger and the next smaller M, in batch-invariant mode.
+_NEAREST = "nearest"
+
 #: Most cached look-ups; shapes that pad to the same rows share one.
 _REMEMBERED = 1 << 16
 
@@ -48,59 +50,7 @@ _FEW, _TOGETHER = 8, 2048
 _COMPARED = 256
 
 
-@attrs.frozen
-class Match:
-    """A row that may serve a shape.
-
-    Attributes:
-        row: the row, with the tuned shape.
-        granularity: relation of its M to the requested one, such as ``exact``.
-        same_device: whether it was tuned on a device of this name, or names none.
-        layer: name of its table's layer; "" for rows without a file.
-    """
-
-    row: Row
-    granularity: str
-    same_device: bool
-    layer: str = ""
-
-    @functools.cached_property
-    def why(self) -> str:
-        """Describe the row: file, line, layer, time, and relation to the requested M and device."""
-        row = self.row
-        other = "" if self.same_device else f", measured on {with_memory(row.device)}"
-        layer = f" ({self.layer})" if self.layer else ""
-        return f"{row.source}:{row.line}{layer}, {row.us:.2f} us, {self.granularity} M={row.shape.m}{other}"
-
-
-@attrs.frozen(eq=False)
-class _UnparsedRow:
-    """A matching row before parsing.
-
-    Attributes:
-        number: its number in the index.
-        m, product, units: the key of its bucket.
-        word: its granularity.
-        same_device: see `Match`.
-        offered: the first row per solution and device of this key, shared by its rows.
-    """
-
-    number: int
-    m: int
-    word: str
-    same_device: bool
-    product: _Product
-    units: int
-    offered: dict[Any, int]
-
-
-#: N, K and kind of an equivalent shape.
-_Product = tuple[int, int, Kind]
-
-#: Row numbers of a key, and the key: M, granularity, product and cu_num.
-_Bucket = tuple[int | list[int], int, str, _Product, int]
-
-_Answers = tuple[Match, ...] | list[Match | _UnparsedRow | None]
+_Answers = tuple[Match, ...] | list[Match | UnparsedRow | None]
 
 
 class Table:
@@ -224,7 +174,8 @@ class Table:
         of shipped tables serve only products with rates like their own (`are_alike`). On NVIDIA the
         nearest M comes first, and distant ones are left out: see `padded_m.on_nvidia`.
 
-        In batch-invariant mode only rows of this shape with the class of `pin` serve, pins last.
+        In batch-invariant mode only rows of this shape with the class of `pin` serve. After those
+        of `Op.padded_m` come the next larger and smaller tuned M, and pins last.
         """
         if self.invariant:
             pin = self.pin(shape, device)
@@ -250,18 +201,18 @@ class Table:
         """Check whether a row may serve *shape* on *device*."""
         return next(self.candidates(shape, device), None) is not None
 
-    def _walk(self, answers: list[Match | _UnparsedRow | None]) -> Iterator[Match]:
+    def _walk(self, answers: list[Match | UnparsedRow | None]) -> Iterator[Match]:
         parsed, batch = 0, _FEW
         for position, answer in enumerate(answers):
-            if isinstance(answer, _UnparsedRow):
+            if isinstance(answer, UnparsedRow):
                 if position >= parsed and len(answers) > 1:
                     parsed, batch = position + batch, min(2 * batch, _TOGETHER)
-                    self._index.parse([later.number for later in answers[position:parsed] if isinstance(later, _UnparsedRow)])
+                    self._index.parse([later.number for later in answers[position:parsed] if isinstance(later, UnparsedRow)])
                 answers[position] = self._match(answer)
             if (match := answers[position]) is not None:
                 yield match  # type: ignore[misc]  # parsed above
 
-    def _look_up(self, key: tuple[Any, ...], device: Device, buckets: list[_Bucket]) -> _Answers:
+    def _look_up(self, key: tuple[Any, ...], device: Device, buckets: list[Bucket]) -> _Answers:
         """Look up and cache the matches, unparsed if they are many."""
         unparsed = self._unparsed_rows(buckets, device)
         answers = tuple(self._walk(unparsed)) if len(unparsed) <= _FEW else unparsed
@@ -270,24 +221,24 @@ class Table:
         self._answers[key] = answers
         return answers
 
-    def _unparsed_rows(self, buckets: list[_Bucket], device: Device) -> list[Match | _UnparsedRow | None]:
+    def _unparsed_rows(self, buckets: list[Bucket], device: Device) -> list[Match | UnparsedRow | None]:
         """Return the valid rows in the buckets for a device, best first."""
         ordered = [self._ordered(rows) for rows, *_ in buckets]
         devices = {number: self._index.device_of(number) for numbers in ordered for number in numbers}
         offered: list[dict[Any, int]] = [{} for _ in buckets]
-        unparsed: list[Match | _UnparsedRow | None] = []
+        unparsed: list[Match | UnparsedRow | None] = []
         unlike = {name: 0.0 if name in ("", device.name) else difference(name, device.name) for _, name in devices.values()}
         for tier in sorted(set(unlike.values())):
             for numbers, (_, m, word, product, units), once in zip(ordered, buckets, offered, strict=True):
                 for number in numbers:
                     gfx, name = devices[number]
                     if gfx in ("", device.gfx) and unlike[name] == tier and self._serves(self._index.layer_of(number), name, device):
-                        unparsed.append(_UnparsedRow(number, m, word, not tier, product, units, once))
+                        unparsed.append(UnparsedRow(number, m, word, not tier, product, units, once))
         return unparsed
 
-    def _buckets(self, shape: Shape, device: Device) -> list[_Bucket]:
+    def _buckets(self, shape: Shape, device: Device) -> list[Bucket]:
         index, units = self._index, device.cu_num
-        keys: list[tuple[int, _Product, int]] = []
+        keys: list[tuple[int, Product, int]] = []
         for equivalent in self._equivalents(shape):
             kind = kind_of(equivalent)
             by_units = index.kinds.get(kind)
@@ -296,12 +247,12 @@ class Table:
                     keys.append((by_units[units], (equivalent.n, equivalent.k, kind), units))
                 if units and 0 in by_units:
                     keys.append((by_units[0], (equivalent.n, equivalent.k, kind), 0))
-        buckets: list[_Bucket] = []
+        buckets: list[Bucket] = []
         if keys:
             parts, count = index.parts, len(index.parts)
             rungs = serving(self.op.padded_m, shape.m, shape.n, device.kind)
             if self.invariant:
-                rungs = {**{m: word for m, word in rungs.items() if m}, 0: _PINNED}
+                rungs = self._class_rungs(shape, device, rungs)
             elif index.pinned:
                 rungs = {0: _PINNED, **{m: word for m, word in rungs.items() if m}}
             for m in rungs:
@@ -311,6 +262,22 @@ class Table:
                     if rows is not None:
                         buckets.append((rows, m, rungs[m], product, cu_num))
         return buckets
+
+    def _class_rungs(self, shape: Shape, device: Device, padded: Mapping[int, str]) -> Mapping[int, str]:
+        """Return the M of class rows that may serve a shape, all with equal bits, in order."""
+        rungs = {m: word for m, word in padded.items() if m}
+        if shape.m and (pin := self.pin(shape, device)) is not None:
+            for m in nearest(shape.m, self._tuned_m.get((of_any_m(shape), pin.row.bit_class), ())):
+                rungs.setdefault(m, _NEAREST)
+        return {**rungs, 0: _PINNED}
+
+    @functools.cached_property
+    def _tuned_m(self) -> Mapping[tuple[Shape, str], tuple[int, ...]]:
+        """Map each group and class to the M of its rows, ascending."""
+        found: dict[tuple[Shape, str], set[int]] = {}
+        for row in self.rows:
+            found.setdefault((of_any_m(row.shape), row.bit_class), set()).add(row.shape.m)
+        return {group: tuple(sorted(sizes - {0})) for group, sizes in found.items()}
 
     def _equivalents(self, shape: Shape) -> Iterable[Shape]:
         """Return the shapes whose rows may serve a shape; in batch-invariant mode without one of other bits."""
@@ -337,7 +304,7 @@ class Table:
             numbers += ties
         return numbers
 
-    def _match(self, unparsed: _UnparsedRow) -> Match | None:
+    def _match(self, unparsed: UnparsedRow) -> Match | None:
         """Parse a matching row; None if it repeats a better one or its key collides."""
         row = self._index.row(unparsed.number)
         shape = row.shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -14,14 +15,15 @@ from tunedgemm.ops.scale_order import of_any_m
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.bits import SIZES
 from tunedgemm.tuner.select import select
 from tunedgemm.tuner.trial import ChosenClass, ClassCost, Outcome
 
 _log = logging.getLogger("tunedgemm")
 
-#: A kernel's bits are measured if its time is within this factor of the fastest at some M.
-REACH = 2.0
+#: A kernel's bits are measured if its time is within this factor of the fastest at some M. So many
+#: are measured there of each declared order of sums, or of each backend and number of splits. Bits
+#: take 0.15 s a kernel, and hundreds are within the factor (H200, bf16).
+REACH, MEASURED = 2.0, 4
 #: Members of a class that are timed accurately: this many of the fastest at each M, and for any M.
 _FASTEST = 2
 #: Classes whose members are timed accurately.
@@ -77,6 +79,8 @@ class Group:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Return the M at which bits are measured: the standard ones, and some that each row would serve."""
+        from tunedgemm.tuner.bits import SIZES  # loads torch, which compiling processes do without
+
         return tuple(sorted({*SIZES, *(m for shape in self.times for m in self._served_by(shape))}))
 
     def _served_by(self, shape: Shape) -> Iterator[int]:
@@ -87,12 +91,15 @@ class Group:
         yield from {*served[:1], *served[len(served) // 2 :][:1]}
 
     def within_reach(self) -> tuple[Solution, ...]:
-        """Return the kernels that may be members: not much slower than the fastest at some M."""
+        """Return the kernels whose bits are measured, see `REACH`."""
         near: dict[Solution, None] = {}
         for shape in self.times:
             timed = self._timed(shape, _ROUGH)
             limit = REACH * min((timing.us for timing in timed), default=0.0)
-            near |= {timing.solution: None for timing in timed if timing.us <= limit}
+            alike = collections.Counter[tuple[str, int]]()
+            for solution in (timing.solution for timing in timed if timing.us <= limit):
+                alike[kind := (solution.sum_order or solution.libtype, solution.split_k)] += 1
+                near |= {solution: None} if alike[kind] <= MEASURED else {}
         return tuple(near)
 
     def _timed(self, shape: Shape, statuses: Sequence[str]) -> list[Timing]:

@@ -19,7 +19,6 @@ from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.bits import CONTENTS
 from tunedgemm.tuner.processes import NeverBegan
 from tunedgemm.tuner.roofline import patience_s
 from tunedgemm.tuner.trial import Options, Place, Request, Samples, failed
@@ -156,6 +155,8 @@ class WorkerClient:
 
     def bits(self, shape: Shape, solution: Solution, sizes: Sequence[int]) -> Timing:
         """Measure the bits of a solution at several M; bind it within the time limit of compilations."""
+        from tunedgemm.tuner.bits import CONTENTS  # loads torch, which compiling processes do without
+
         calls, largest = CONTENTS + 2 * len(sizes), shape.with_m(max(sizes))
         try:
             self.ask("bind_all", shape, solution, sizes)

@@ -75,8 +75,8 @@ VARIANTS += [
     for scale, layout in [("block", {}), ("block", {"transposed": True, "padded": True}), ("row", {})]
 ]  # fmt: skip
 
-#: The same with stream-K.
-VARIANTS += [attrs.evolve(each, config=attrs.evolve(each.config, stream=True), split=True) for each in VARIANTS]
+#: The same with stream-K, which excludes parts of K in one CTA.
+VARIANTS += [attrs.evolve(each, config=attrs.evolve(each.config, stream=True), split=True) for each in VARIANTS if not each.config.folded]
 
 
 def faults(variant: Variant) -> str:
@@ -189,12 +189,10 @@ def test_what_does_not_assemble_is_an_error() -> None:
     assert found is not None
     with pytest.raises(LaunchError, match=r"ptxas: .*error"):
         build.assembled(text.replace("wgmma.fence.sync.aligned", "wgmma.fences"), found[0])
-    # A flag that the first product of a tile ignores what the sums were, in place of zeros.
-    flagged = re.sub(r"    mov\.f32 %f\d+, 0f00000000;\n", "", text)
-    flagged = re.sub(r"(wgmma\.mma_async.*\}, %d\d+, %d\d+), 1,(.*)", r"\1, %p0,\2", flagged)
-    flagged = re.sub(r"(wgmma\.mma_async.*\n)", r"\1    setp.eq.u32 %p0, 0, 0;\n", flagged, count=1)
+    # ptxas 12.8 to 13.0 serialize a wgmma that some threads may skip.
+    skipped = text.replace("    wgmma.mma_async", "    @%p0 wgmma.mma_async", 1)
     with pytest.raises(LaunchError, match="instructions are serialized"):
-        build.assembled(flagged, found[0])
+        build.assembled(skipped, found[0])
     with pytest.raises(LaunchError, match="nowhere"):
         build.assembled(text, Path("/nowhere/ptxas"))
 

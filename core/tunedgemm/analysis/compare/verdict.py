@@ -12,7 +12,7 @@ from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Problem
-from tunedgemm.table.lookup import Match
+from tunedgemm.table.match import Match
 from tunedgemm.table.untuned import Untuned, untuned_text
 
 #: Noise of a ratio of times from different rounds, since clocks fall under load.

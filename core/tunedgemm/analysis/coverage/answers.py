@@ -15,7 +15,7 @@ from tunedgemm.dispatch.choice import Explanation
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.offer import Offer
 from tunedgemm.ops.op import Op
-from tunedgemm.table.lookup import Match
+from tunedgemm.table.match import Match
 from tunedgemm.table.untuned import Untuned
 from tunedgemm.tuner.roofline import guess_us
 

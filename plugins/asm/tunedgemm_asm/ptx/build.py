@@ -22,7 +22,7 @@ from tunedgemm_asm.ptx.names import Variant
 #: Path of ptxas in a CUDA toolkit and in Triton.
 _IN_TOOLKIT, _IN_TRITON = Path("bin") / "ptxas", Path("backends") / "nvidia" / "bin" / "ptxas"
 _SECONDS = 120
-#: ptxas's warning that it serializes wgmma instructions (C7510 to C7515), which makes them slow.
+#: ptxas's warning that it serializes wgmma instructions (C7510 to C7520), which makes them slow.
 _SERIALIZED = "wgmma.mma_async instructions are serialized"
 
 
