@@ -93,21 +93,24 @@ def test_sums_show_how_they_were_rounded() -> None:
 def in_parts(at: Shape, *operands: torch.Tensor, parts: int, step: int = BLOCK) -> torch.Tensor:
     """Add *parts* of K after each other, each in steps of K; by block, sums of a step have their scales."""
     x, weight, *scales = operands
-    out, first = torch.zeros(len(x), len(weight)), 0
+    out, first, by_block = torch.zeros(len(x), len(weight)), 0, at.scale == "block"
     for part in torch.arange(x.shape[1] // step).tensor_split(parts):
         sums = torch.zeros_like(out)
         for number in part.tolist():
             place = slice(number * step, (number + 1) * step)
             product = x[:, place].float() @ weight[:, place].float().t()
-            if scales:
+            if by_block:
                 product = product * (scales[0][:, number : number + 1] * scales[1][:, number].repeat_interleave(BLOCK)[: len(weight)])
             sums += product
         out, first = (out + sums if first else sums), 1
-    return out.to(torch.bfloat16)
+    return (out if by_block or not scales else out * scales[0].reshape(-1, 1) * scales[1].reshape(1, -1)).to(torch.bfloat16)
+
+
+BY_ROW = Shape("a8w8", 0, 64, 4096, "fp8_e4m3fn", "bf16", scale="row")
 
 
 @pytest.mark.parametrize(
-    "shape", [Shape("a8w8_blockscale", 0, 128, 4096, "fp8_e4m3fn", "bf16", scale="block"), Shape("a16w16", 0, 64, 4096)], ids=str
+    "shape", [BY_ROW, Shape("a8w8_blockscale", 0, 128, 4096, "fp8_e4m3fn", "bf16", scale="block"), Shape("a16w16", 0, 64, 4096)], ids=str
 )
 def test_each_number_of_parts_has_a_label(shape: Shape) -> None:
     """Split-K of 1 to 6 parts gives six classes, by block, too."""

@@ -33,7 +33,10 @@ CONTENTS = 257
 _CALLS = 4
 #: Largest exponent of the pairs of elements that cancel, by dtype: their sums are in magnitude
 #: that much above the result, so that a result shows how partial sums were rounded.
-_CANCELLING = {"bf16": 10, "fp16": 8, "fp8_e4m3fn": 5, "fp8_e4m3fnuz": 5, "fp8_e5m2": 8, "fp8_e5m2fnuz": 8}
+_CANCELLING = {"bf16": 10, "fp16": 8, "fp8_e4m3fn": 7, "fp8_e4m3fnuz": 7, "fp8_e5m2": 8, "fp8_e5m2fnuz": 8}
+#: Exponents of other elements, from 0 down: few bits of a mantissa need more of them, or float32
+#: would hold sums exactly, whatever their order.
+_EXPONENTS, _EXPONENTS_FP8 = 3, 6
 #: Bits of the mantissa by dtype of torch; 2 of the others.
 _MANTISSA = {
     torch.bfloat16: 7, torch.float16: 10, torch.float32: 23, torch.float64: 23, torch.float8_e4m3fn: 3, torch.float8_e4m3fnuz: 3,
@@ -170,7 +173,7 @@ def _mixed(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _values(rows: torch.Tensor, columns: int, seed: int, dtype: torch.dtype, largest_scale: float) -> torch.Tensor:
-    """Return float32 [rows, columns] that *dtype* holds exactly, of magnitudes from 1/4 to 2.
+    """Return float32 [rows, columns] that *dtype* holds exactly, of magnitudes from 1/4 to 2, or 1/32 in fp8.
 
     int8 gets integers from -127 to 127, and packed 4-bit values any bytes. Scales, for which
     *largest_scale* is not 0, are above 0; e8m0 ones, as bytes, are 2^-7 to 1.
@@ -183,7 +186,8 @@ def _values(rows: torch.Tensor, columns: int, seed: int, dtype: torch.dtype, lar
         return (bits % 8 + 120 if largest_scale else bits % 256).to(torch.uint8)
     mantissa = 1 << _MANTISSA.get(dtype, 2)
     values = ((bits & (mantissa - 1)) + mantissa).float() / mantissa
-    values /= torch.ones_like(bits).bitwise_left_shift((bits >> 30) % 3).float()
+    exponents = _EXPONENTS_FP8 if dtype.itemsize == 1 and not largest_scale else _EXPONENTS
+    values /= torch.ones_like(bits).bitwise_left_shift((bits >> 30) % exponents).float()
     return values * (largest_scale / 2) if largest_scale else torch.where((bits >> 40) & 1 == 1, -values, values)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from tunedgemm.plugin import Device, PluginError, Shape
 from tunedgemm_asm import asm
+from tunedgemm_asm.ptx import invariant
 from tunedgemm_asm.ptx.limits import unfit
 from tunedgemm_asm.ptx.names import KernelConfig, parse_name
 from tunedgemm_asm.ptx.sums import order_of, solution_of
@@ -117,6 +119,25 @@ LIKE = {
 ORDERS = {"narrow": "wgmma-k16-s2048", "narrowest": "wgmma-k16-s896", "int8": "exact-x-w"}
 
 
+@pytest.fixture
+def folded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let kernels that add parts of K in registers serve untuned calls."""
+    monkeypatch.setattr(invariant, "FOLDED_SERVES", True)
+    caches = invariant._parts_of, invariant._judged, invariant._guess
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+def test_parts_of_k_serve_no_untuned_call_yet() -> None:
+    """Kernels that add them in registers have not run on a GPU."""
+    chosen = [asm.invariant_fallback(attrs.evolve(LIKE["narrow"], m=m), H200) for m in (1, 64, 8192)]
+    assert {each.sum_order for each in chosen if each} == {"wgmma-k16"}
+
+
+@pytest.mark.usefixtures("folded")
 @pytest.mark.parametrize("name", LIKE)
 def test_untuned_calls_in_the_mode_have_one_order_for_every_m(name: str) -> None:
     """Each M has a kernel that serves it; narrow 16-bit weights of large K have parts, fp8 is promoted."""
@@ -130,6 +151,7 @@ def test_untuned_calls_in_the_mode_have_one_order_for_every_m(name: str) -> None
         assert found.sum_order == ORDERS.get(name, usual)
 
 
+@pytest.mark.usefixtures("folded")
 def test_partials_of_many_rows_stay_in_registers() -> None:
     """Parts of K of many rows of x are added in one CTA, which needs no workspace."""
     chosen = {m: asm.invariant_fallback(attrs.evolve(LIKE["narrow"], m=m), H200) for m in (8, 8192)}

@@ -23,6 +23,9 @@ _JUDGED, _PARTS = (1, 8, 32, 128, 1024, 8192), (2, 3, 4, 6, 8)
 #: Most rows of the weight for each multiprocessor, and least K, with which parts may pay: others
 #: fill the multiprocessors without. The mean gain that is required.
 _NARROW, _DEEP, _GAIN = 16, 2048, 1.05
+#: Whether kernels that add parts in registers serve untuned calls: so far they have run in an
+#: emulator alone, and without them parts cannot serve every M.
+FOLDED_SERVES = False
 #: Most bytes of partials in memory; a kernel without them serves more rows of x.
 _PARTIALS = 1 << 26
 
@@ -70,7 +73,7 @@ def _guess(shape: Shape, device: Device, parts: int) -> Candidate | None:
     """Return the kernel and splits of the least predicted time, of those with so many parts of K."""
     small = parts < 2 or 4 * parts * shape.m * shape.n <= _PARTIALS
     found = [guess_of(shape, device, parts)] if small else []
-    if parts > 1 and shape.m > MOST_SWAPPED:
+    if parts > 1 and shape.m > MOST_SWAPPED and FOLDED_SERVES:
         found += [(config, parts) for config in _folded(shape.dtype) if not unfit(config, parts, shape)]
     return min((each for each in found if each), key=lambda guess: predicted_us(*guess, shape, device), default=None)
 
