@@ -299,9 +299,9 @@ def test_coarse_steps_of_many_rows_cost_no_time(n: int, k: int) -> None:
     losses = []
     for m in range(1025, 16385, 733):
         shape = attrs.evolve(BY_BLOCK, m=m, n=n, k=k)
-        solution, best = asm.heuristic_fallback(shape, H200), heuristic._guess(shape, H200)
+        solution, best = asm.heuristic_fallback(shape, H200), heuristic.guess_of(shape, H200)
         assert solution is not None and best is not None
-        losses.append(heuristic._cost(parse_name(solution.kernel_name), 1, shape, H200) / heuristic._cost(*best, shape, H200))
+        losses.append(heuristic.predicted_us(parse_name(solution.kernel_name), 1, shape, H200) / heuristic.predicted_us(*best, shape, H200))
     assert statistics.mean(losses) < 1.01
 
 

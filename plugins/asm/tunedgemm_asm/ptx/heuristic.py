@@ -222,8 +222,8 @@ def _splits(config: KernelConfig, shape: Shape, device: Device, only: int) -> li
     """
     if only:
         return [] if unfit(config, only, shape) else [only]
-    most = max(1, 2 * (resident_ctas(config, device) // tiles_of(config, shape)))
-    return [splits for splits in _SPLITS if splits <= most and not unfit(config, splits, shape)]
+    most = 2 * (resident_ctas(config, device) // tiles_of(config, shape))
+    return [1, *(splits for splits in _SPLITS[1:] if splits <= most and not unfit(config, splits, shape))]  # one is known to fit
 
 
 def _faster_untuned(shape: Shape, device: Device) -> bool:
