@@ -183,11 +183,15 @@ def _tiles(like: Shape, overlapped: bool) -> tuple[KernelConfig, ...]:
     """
     fp8 = like.dtype.startswith("fp8")
     tiles = enumerate_tiles(like, fp8, _FINE if fp8 else None)
-    return tuple(
-        attrs.evolve(tile, stages=stages[0])
-        for tile in tiles
-        if (tile.overlapped >= tile.promoted if overlapped else tile.overlapped <= tile.staged) and (stages := enumerate_stages(tile))
-    )
+    asked = (tile for tile in tiles if (tile.overlapped >= tile.promoted if overlapped else tile.overlapped <= tile.staged))
+    return tuple(staged for tile in asked if (staged := _with_most_stages(tile)) is not None)
+
+
+@functools.lru_cache(maxsize=1024)
+def _with_most_stages(tile: KernelConfig) -> KernelConfig | None:
+    """Return the tile with its most stages; None if none fit."""
+    stages = enumerate_stages(tile)
+    return attrs.evolve(tile, stages=stages[0]) if stages else None
 
 
 def _is_large(shape: Shape) -> bool:
