@@ -128,9 +128,11 @@ def test_vllms_scales_reach_the_op_as_they_are(vllm_table: Any, monkeypatch: pyt
     vllm_fp8 = importlib.import_module("tunedgemm_engines.vllm_fp8")
     op = vllm_fp8.gemm_a8w8_blockscale
     monkeypatch.setattr(vllm_fp8, "gemm_a8w8_blockscale", lambda *operands: seen.append(operands[2]) or op(*operands))
-    kernel, layer, made = vllm_layer(order, monkeypatch)
-    if kernel._theirs is None:
+    first, _, tried = vllm_layer(order, monkeypatch)
+    if first._theirs is None:
         pytest.skip("vLLM has no kernel for plain weights on this CPU")
+    kernel, layer, made = vllm_layer(order, monkeypatch)
+    assert kernel._route == first._route and len(tried) == 1 and not made  # the order is known by then
     x = torch.randn(10, K).bfloat16()
     kernel.apply_weights(layer, x)
     [route] = engine_routes.routes.values()
