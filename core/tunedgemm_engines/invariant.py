@@ -15,7 +15,7 @@ from tunedgemm_engines import ahead
 from tunedgemm_engines.bit_classes import PROBES, require_class
 from tunedgemm_engines.phases import phase
 from tunedgemm_engines.ranks import disagreement
-from tunedgemm_engines.routes import EVERY_M, STALE, Route, leave_class, routes
+from tunedgemm_engines.routes import EVERY_M, STALE, Product, Route, leave_class, routes
 from tunedgemm_engines.scales import at_m, explain_row
 from tunedgemm_engines.start import described, spared
 from tunedgemm_engines.timing import difference_of
@@ -83,9 +83,17 @@ def _fault(route: Route) -> str:
     """
     layer = next((layer for layer in (ref() for ref in route.layers.values()) if layer is not None), None)
     device = _device(route)
-    require_class(route.bit_class, route.shape, device, PROBES)
     if layer is None or route.theirs is None:
+        require_class(route.bit_class, route.shape, device, PROBES)
         return ""
+    reason = _difference(route, layer, route.reference or route.theirs)
+    # The M of the calls are among these, and bound by now. After an error torch would serve.
+    require_class(route.bit_class, route.shape, device, PROBES)
+    return reason
+
+
+def _difference(route: Route, layer: Any, reference: Product) -> str:
+    """Return which rows have other bits in a larger product, or how far the results are from the engine's."""
     with torch.inference_mode():
         x, *scales = route.inputs(_WHOLE)
         whole = _bits(route.ours(*route.operands((x, *scales), layer)))
@@ -93,8 +101,7 @@ def _fault(route: Route) -> str:
             part = route.operands((x[:m], *(_first_rows(scale, m) for scale in scales)), layer)
             if not torch.equal(_bits(route.ours(*part)), whole[:m]):
                 return f"rows of M={m} and M={_WHOLE} have different bits on this model's weights"
-        difference = difference_of(route.ours, route.reference or route.theirs, part, "checks")
-    require_class(route.bit_class, route.shape, device, (*_PARTS, _WHOLE))  # torch would serve after an error
+        difference = difference_of(route.ours, reference, part, "checks")
     if not difference <= route.tolerance:
         return f"its outputs are not those of {route.engine}'s kernel (relative difference {difference:.2g})"
     return ""

@@ -60,12 +60,20 @@ def at_m(shape: Shape, m: int) -> Shape:
 
 
 def explain_row(op_dispatcher: Any, shape: Shape, device: Device) -> Any:
-    """Explain a shape, or the same with row-major scales if only that has a row."""
-    explanation = op_dispatcher.explain(shape, device)
-    if is_served(explanation) or field_of(shape) == ROW:
+    """Explain a shape, or the same with row-major scales if only that has a row.
+
+    A choice that was bound for calls is not made again.
+    """
+    explanation = _explained(op_dispatcher, shape, device)
+    if is_served(explanation) or field_of(shape) == ROW or not op_dispatcher.table.has_row(copied := with_order(shape, ROW), device):
         return explanation
-    copied = op_dispatcher.explain(with_order(shape, ROW), device)
-    return copied if is_served(copied) else explanation
+    of_copies = _explained(op_dispatcher, copied, device)
+    return of_copies if is_served(of_copies) else explanation
+
+
+def _explained(op_dispatcher: Any, shape: Shape, device: Device) -> Any:
+    bound = op_dispatcher.is_bound(shape, device) and not op_dispatcher.cache.outdated
+    return op_dispatcher.bound(shape, device) if bound else op_dispatcher.explain(shape, device)
 
 
 def is_served(explanation: Any) -> bool:

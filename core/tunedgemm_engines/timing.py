@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from tunedgemm.integrations import touch
 
 from tunedgemm_engines.phases import phase
 
@@ -112,6 +111,8 @@ def _spread(out: torch.Tensor) -> torch.Tensor:
 
 
 def _captured(arms: Arms, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> torch.cuda.CUDAGraph:
+    from tunedgemm.integrations import touch  # of the tuner, whose modules a second start does not need
+
     arms.stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(arms.stream):
         for operands in calls[:2]:

@@ -24,9 +24,9 @@ from vllm.platforms import current_platform
 
 from tunedgemm_engines import vllm_warmup
 from tunedgemm_engines.bit_classes import is_on
-from tunedgemm_engines.routes import Route, add_layer, adds_bias, compile_ahead, product
+from tunedgemm_engines.routes import Route, add_layer, adds_bias, compile_ahead, product, routes
 from tunedgemm_engines.rows import forget_unrouted, record_unrouted, routing, unserved_reason
-from tunedgemm_engines.scales import M_MAJOR_PADDED, one_a_row, order_made, scales_for_rows
+from tunedgemm_engines.scales import M_MAJOR_PADDED, ROW, one_a_row, order_made, scales_for_rows
 from tunedgemm_engines.vllm_kernels import Everywhere, answering, chosen_by_vllm, prefer, replace_parameter
 
 _OUTPUTS = (torch.bfloat16, torch.float16)
@@ -307,7 +307,7 @@ class TunedGemmFp8BlockKernel(_Fp8, Fp8BlockScaledMMLinearKernel):  # type: igno
         vllms: Any = None if own is None else own.apply_block_scaled_mm
         wide = own is not None and not own.apply_input_quant  # FlashInfer's kernel quantises x itself
         if own is not None:
-            shape = with_order(shape, order_made(lambda x: _quantised(own, x, None)[1], k, config.out_dtype, device))
+            shape = _ordered(own, shape, device, config.out_dtype)
         scales = scales_for_rows(shape)
 
         def ours(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, _: None) -> Any:
@@ -340,6 +340,13 @@ class TunedGemmFp8BlockKernel(_Fp8, Fp8BlockScaledMMLinearKernel):  # type: igno
         """Multiply A [M, K] by the weight B [N, K], in the names of vLLM's signature."""
         out: torch.Tensor = product(A, B, As, Bs, None, self.config.out_dtype, self._route)
         return out
+
+
+def _ordered(own: Any, shape: Shape, device: torch.device, dtype: torch.dtype) -> Shape:
+    """Return a shape with the order of scales that vLLM's kernel makes; one layer of a route tries it."""
+    routed = (route.shape for route in routes.values() if route.name == f"{route.shape} {type(own).__name__}")
+    known = next((other for other in routed if with_order(other, ROW) == shape), None)
+    return known or with_order(shape, order_made(lambda x: _quantised(own, x, None)[1], shape.k, dtype, device))
 
 
 def _compiles(theirs: type | None) -> bool:

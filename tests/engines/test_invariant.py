@@ -183,13 +183,19 @@ def test_classes_are_checked_on_the_models_weights(in_mode, caplog) -> None:
     assert "rows of M=1 and M=512 have different bits" in "\n".join(invariant.summary([1], "vLLM", ""))
 
 
-def test_checked_classes_are_kept(in_mode) -> None:
-    """Kernels that pass stay, and are not checked again when vLLM loads weights again."""
+def test_checked_classes_are_kept(in_mode, monkeypatch) -> None:
+    """Kernels that pass stay, and are not checked again when vLLM loads weights again.
+
+    The choices of calls are read, not made again: that binds kernels.
+    """
     in_mode((0, "any", C1))
     layer_kept = layer()
     [route] = engine_routes.routes.values()
+    explained, explain = list[int](), dispatcher("a16w16").explain
+    monkeypatch.setattr(dispatcher("a16w16"), "explain", lambda shape, on: explained.append(shape.m) or explain(shape, on))
     loaded = importlib.import_module(plugin.LOADED[0]).process_weights_after_loading
     loaded(torch.nn.Module(), None, None)
+    assert explained == [4096]
     assert route.bit_class == C1 and route.trusted_to == engine_routes.EVERY_M
     route.inputs = lambda m: pytest.fail(f"checked again at M={m}")
     loaded(torch.nn.Module(), None, None)

@@ -146,6 +146,17 @@ def test_rows_beyond_the_graphs_count(with_kernels) -> None:
     assert "1 layers go through tables (torch, 1.03 to 1.03" in engine_routes.summary([1, 8], current_device())[0]
 
 
+def test_what_was_bound_is_not_chosen_again(with_kernels, monkeypatch) -> None:
+    """The summary reads the choices of calls; binding kernels again for each graph took a second."""
+    with_kernels("AITER_CONFIG_GEMM_BF16", *(Shape("a16w16", m, N, K, "bf16") for m in (1, 8)))
+    serve, one = bf16_layer()
+    before = engine_routes.summary([1, 8], current_device(), stale="")
+    for m in (1, 8):
+        serve.apply(one, torch.randn(m, K).bfloat16())
+    monkeypatch.setattr(dispatcher("a16w16"), "explain", None)
+    assert engine_routes.summary([1, 8], current_device()) == before and "(torch)" in before[0]
+
+
 def test_a_row_that_was_not_timed_waits(with_kernels, monkeypatch) -> None:
     """Rows are timed from the smallest M;
     an M beyond the budget stays vLLM's until the next start."""

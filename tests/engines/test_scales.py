@@ -76,6 +76,20 @@ def test_scales_are_copied_for_a_row_that_does_not_read_their_order(monkeypatch:
     assert engine_routes.rows_of(route.shape, here) == [8]
 
 
+@listed("tabled", ["m_major", "row", ""])
+def test_row_major_scales_are_explained_where_they_have_a_row(tabled: str) -> None:
+    """Without one, a guess for copies would take as long as that for the engine's scales."""
+    here, asked = current_device(), list[str]()
+    rows = [Row(shape_of(8, tabled), here.gfx, here.cu_num, "", Solution("fake", "only"), 1.0)] if tabled else []
+    backend = fake_backend("fake", ops=(OP.name,), solutions=("only",), scale_orders=("m_major",) * (tabled == "m_major"))
+    dispatch = Dispatcher(OP, fake_registry(backend), settings=Settings(), table=Table(OP, [rows]))
+    dispatch.explain, explain = lambda shape, on: asked.append(scale_order(shape)) or explain(shape, on), dispatch.explain  # type: ignore[method-assign]
+    shape = shape_of(8, "m_major")
+    explanation = engine_scales.explain_row(dispatch, shape, here)
+    assert asked == ["m_major"] + ["row"] * (tabled == "row")
+    assert explanation.shape == (shape_of(8) if tabled == "row" else shape) and engine_scales.is_served(explanation) == bool(tabled)
+
+
 def vllm_layer(order: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, torch.nn.Module, list[torch.Tensor]]:
     """Return a kernel and its layer, whose activations vLLM quantises into an order, and the scales."""
     quantisation = importlib.import_module("vllm.model_executor.layers.quantization.input_quant_fp8")
@@ -114,9 +128,11 @@ def test_vllms_scales_reach_the_op_as_they_are(vllm_table: Any, monkeypatch: pyt
     vllm_fp8 = importlib.import_module("tunedgemm_engines.vllm_fp8")
     op = vllm_fp8.gemm_a8w8_blockscale
     monkeypatch.setattr(vllm_fp8, "gemm_a8w8_blockscale", lambda *operands: seen.append(operands[2]) or op(*operands))
-    kernel, layer, made = vllm_layer(order, monkeypatch)
-    if kernel._theirs is None:
+    first, _, tried = vllm_layer(order, monkeypatch)
+    if first._theirs is None:
         pytest.skip("vLLM has no kernel for plain weights on this CPU")
+    kernel, layer, made = vllm_layer(order, monkeypatch)
+    assert kernel._route == first._route and len(tried) == 1 and not made  # the order is known by then
     x = torch.randn(10, K).bfloat16()
     kernel.apply_weights(layer, x)
     [route] = engine_routes.routes.values()

@@ -14,7 +14,7 @@ import attrs
 from tunedgemm.backends.backend import Backend
 from tunedgemm.errors import LibtypeError
 from tunedgemm.libtypes import BUILTIN, listed, owners, pip_hint, rank
-from tunedgemm.process.plugin_guard import entry_points, load
+from tunedgemm.process.plugin_guard import entry_points, load, name_of
 from tunedgemm.solution import Unsupported
 from tunedgemm.text.printable import warn_once
 from tunedgemm.version import __version__
@@ -139,7 +139,7 @@ def _by_name(points: Iterable[EntryPoint]) -> tuple[dict[str, EntryPoint], dict[
 
 
 def _owner(entry: EntryPoint) -> str:
-    return entry.dist.name if entry.dist else "tunedgemm"
+    return name_of(entry.dist) if entry.dist else "tunedgemm"
 
 
 def _claim_rank(entry: EntryPoint, official: str | None) -> tuple[Any, ...]:

@@ -98,9 +98,15 @@ def _changed_at(folder: str) -> int:
         return 0
 
 
+@functools.lru_cache(maxsize=1024)
+def name_of(distribution: metadata.Distribution) -> str:
+    """Return the name of a distribution, whose metadata take 0.2 ms to read."""
+    return distribution.name
+
+
 def _is_readable(distribution: metadata.Distribution) -> bool:
     try:
-        _ = distribution.name
+        name_of(distribution)
     except Exception as error:
         place = getattr(distribution, "_path", "") or distribution.locate_file("")
         warn_once(f"{place}: left out: the metadata of this distribution cannot be read: {described(error)}")

@@ -87,7 +87,6 @@ def scale_operations(config: KernelConfig) -> float:
     return config.tile_b / 4 * 1.5 if config.swapped else 3.0 * config.spans + 2
 
 
-@functools.lru_cache(maxsize=4096)
 def promoted_cycles(config: KernelConfig, by_block: bool, resident: int, tensor: float = 1.0) -> float:
     """Return the cycles of a stage with promotion, part of which other consumers of the SM hide.
 
@@ -100,6 +99,15 @@ def promoted_cycles(config: KernelConfig, by_block: bool, resident: int, tensor:
     return step_cycles(config, tensor) + shown * (config.accumulators + len(config.portions) * _TURN + factors)
 
 
+@functools.lru_cache(maxsize=4096)
+def _step_us(config: KernelConfig, by_block: bool, resident: int, tensor: float) -> float:
+    """Return the microseconds of a stage. All CTAs of the SM load while other stages are in flight."""
+    loaded = max(_LATENCY / (config.stages * resident), config.stage_bytes / _SM)
+    cycles = promoted_cycles(config, by_block, resident, tensor) if config.promoted else step_cycles(config, tensor)
+    cycles *= 1 + _WAITED * (config.cluster - 1)
+    return bound(cycles / _CYCLES_A_US, loaded)
+
+
 def cost_of(config: KernelConfig, splits: int, shape: Shape, multiprocessors: int, tensor: float = 1.0) -> float:
     """Return the predicted microseconds of a solution.
 
@@ -109,12 +117,7 @@ def cost_of(config: KernelConfig, splits: int, shape: Shape, multiprocessors: in
     splits = shared_by(config, splits)
     rows_a, rows_b = rows_of(config, shape)
     all_steps, resident, steps, tiles = _work(config, splits, shape, multiprocessors)
-    # All CTAs of the SM load while other stages are in flight.
-    loaded = max(_LATENCY / (config.stages * resident), config.stage_bytes / _SM)
-    by_block = shape.scale == "block"
-    cycles = promoted_cycles(config, by_block, resident, tensor) if config.promoted else step_cycles(config, tensor)
-    cycles *= 1 + _WAITED * (config.cluster - 1)
-    step = bound(cycles / _CYCLES_A_US, loaded)
+    step = _step_us(config, shape.scale == "block", resident, tensor)
     out = BYTES[shape.outdtype]
     tile = config.tile_a * config.tile_b * out / _STORED / _CYCLES_A_US / config.sharing
     tile += _GIVING * ceil_div(config.all_panels, config.panels) / _CYCLES_A_US if config.panels else 0.0

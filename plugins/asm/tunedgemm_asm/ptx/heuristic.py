@@ -183,11 +183,15 @@ def _tiles(like: Shape, overlapped: bool) -> tuple[KernelConfig, ...]:
     """
     fp8 = like.dtype.startswith("fp8")
     tiles = enumerate_tiles(like, fp8, _FINE if fp8 else None)
-    return tuple(
-        attrs.evolve(tile, stages=stages[0])
-        for tile in tiles
-        if (tile.overlapped >= tile.promoted if overlapped else tile.overlapped <= tile.staged) and (stages := enumerate_stages(tile))
-    )
+    asked = (tile for tile in tiles if (tile.overlapped >= tile.promoted if overlapped else tile.overlapped <= tile.staged))
+    return tuple(staged for tile in asked if (staged := _with_most_stages(tile)) is not None)
+
+
+@functools.lru_cache(maxsize=1024)
+def _with_most_stages(tile: KernelConfig) -> KernelConfig | None:
+    """Return the tile with its most stages; None if none fit."""
+    stages = enumerate_stages(tile)
+    return attrs.evolve(tile, stages=stages[0]) if stages else None
 
 
 def _is_large(shape: Shape) -> bool:
@@ -222,8 +226,8 @@ def _splits(config: KernelConfig, shape: Shape, device: Device, only: int) -> li
     """
     if only:
         return [] if unfit(config, only, shape) else [only]
-    most = max(1, 2 * (resident_ctas(config, device) // tiles_of(config, shape)))
-    return [splits for splits in _SPLITS if splits <= most and not unfit(config, splits, shape)]
+    most = 2 * (resident_ctas(config, device) // tiles_of(config, shape))
+    return [1, *(splits for splits in _SPLITS[1:] if splits <= most and not unfit(config, splits, shape))]  # one is known to fit
 
 
 def _faster_untuned(shape: Shape, device: Device) -> bool:

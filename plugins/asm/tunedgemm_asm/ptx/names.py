@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import attrs
@@ -56,7 +57,7 @@ _NAME = KernelName(
 )
 
 
-@attrs.frozen
+@attrs.frozen(cache_hash=True)
 class KernelConfig:
     """One kernel: out[M, N] = x[M, K] @ weight[N, K].T, one tile at a time in each CTA.
 
@@ -133,17 +134,17 @@ class KernelConfig:
         if self.shared_bytes > BLOCK_SHARED:
             raise PluginError(f"{self.name}: {self.shared_bytes} bytes of shared memory exceed the {BLOCK_SHARED} of a block")
 
-    @property
+    @functools.cached_property
     def name(self) -> str:
         """Return the kernelName of tables."""
         return _NAME.write(self, revision=REVISION)
 
-    @property
+    @functools.cached_property
     def tile_a(self) -> int:
         """Return the rows of a in a tile."""
         return self.tile_n if self.swapped else self.tile_m
 
-    @property
+    @functools.cached_property
     def tile_b(self) -> int:
         """Return the rows of b in a tile."""
         return self.tile_m if self.swapped else self.tile_n
@@ -153,39 +154,39 @@ class KernelConfig:
         """Return the rows of b that one CTA loads."""
         return self.tile_b // self.cluster
 
-    @property
+    @functools.cached_property
     def sharing(self) -> int:
         """Return the consumers that share a tile and release each of its stages."""
         return 1 if self.turns else self.consumers
 
-    @property
+    @functools.cached_property
     def rows(self) -> int:
         """Return the rows of a of one consumer."""
         return self.tile_a // self.sharing
 
-    @property
+    @functools.cached_property
     def blocks(self) -> int:
         """Return the wgmma instructions of a consumer for each step of 16 along K."""
         return self.rows // SIDE
 
-    @property
+    @functools.cached_property
     def accumulators(self) -> int:
         """Return the accumulators of a thread."""
         return self.blocks * self.accumulators_per_block
 
-    @property
+    @functools.cached_property
     def accumulators_per_block(self) -> int:
         """Return the accumulators of a thread for one wgmma: 64 rows over 128 threads."""
         return self.tile_b // 2
 
-    @property
+    @functools.cached_property
     def column_scales(self) -> int:
         """Return the scales of a thread for columns, a quarter of the rows of b where these are of x;
         those of its few rows count among the other registers.
         """
         return self.staged * self.swapped * (self.tile_b // 4)
 
-    @property
+    @functools.cached_property
     def portion(self) -> int:
         """Return the rows of b of one wgmma."""
         if self.overlapped:
@@ -193,7 +194,7 @@ class KernelConfig:
             return next((part for part in (self.tile_b, self.tile_b // 2) if part <= free), self.tile_b // 4)
         return self.tile_b // 2 if self.promoted and self.tile_b > MOST_PORTION else self.tile_b
 
-    @property
+    @functools.cached_property
     def portions(self) -> list[tuple[int, int]]:
         """Return the portions that a consumer multiplies before it promotes.
 
@@ -206,7 +207,7 @@ class KernelConfig:
         """Return the threads of a CTA."""
         return GROUP_THREADS * (1 + self.consumers)
 
-    @property
+    @functools.cached_property
     def stage_bytes(self) -> int:
         """Return the bytes of a stage: rows of 128 bytes, a's first; rows outside an operand are
         zeros or left as they were.
@@ -218,12 +219,12 @@ class KernelConfig:
         """Return the rows of the weight that never span two scale blocks, wherever a tile begins."""
         return math.gcd(self.tile_n, SCALE_BLOCK)
 
-    @property
+    @functools.cached_property
     def spans(self) -> int:
         """Return the spans of the weight's rows in a tile."""
         return self.tile_n // self.span
 
-    @property
+    @functools.cached_property
     def scale_bytes(self) -> int:
         """Return the bytes of a stage's scales, for the rows of x and then for the weight's spans; a
         multiple of 8.
@@ -240,12 +241,12 @@ class KernelConfig:
         """Return the bytes of a panel: 64 rows of 16-bit outputs, a multiple of 1024."""
         return SIDE * self.panel_columns * 2
 
-    @property
+    @functools.cached_property
     def all_panels(self) -> int:
         """Return the panels of a consumer's part of a tile."""
         return self.blocks * self.tile_b // self.panel_columns
 
-    @property
+    @functools.cached_property
     def shared_bytes(self) -> int:
         """Return the shared memory of a CTA: stages and their barriers, panels, words, ping-pong
         barriers.
@@ -264,12 +265,12 @@ class KernelConfig:
         """Return the registers of a producer's thread."""
         return REGISTERS[self.consumers][0]
 
-    @property
+    @functools.cached_property
     def consumer_registers(self) -> int:
         """Return the registers of a consumer's thread."""
         return REGISTERS[self.consumers][1]
 
-    @property
+    @functools.cached_property
     def resident(self) -> int:
         """Return the CTAs that an SM holds at once."""
         return min(SM_SHARED // (self.shared_bytes + SYSTEM_SHARED), SM_REGISTERS // (self.entry_registers * self.threads))

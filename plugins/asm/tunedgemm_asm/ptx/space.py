@@ -4,6 +4,7 @@ one.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
@@ -81,10 +82,10 @@ def _covering(rows: int, dtype: str) -> int:
 
 def enumerate_tiles(shape: Shape, promoted: bool, ladders: Tiles | None = None) -> Iterator[KernelConfig]:
     """Yield the tiles of a shape, before stages and clusters are chosen; *ladders* replace `TILES`."""
-    same = {"promoted": promoted, "staged": shape.scale == "block"}
+    staged = shape.scale == "block"
     for (tile_a, consumers), ladder in (ladders or (PROMOTED_TILES if promoted else TILES)).items():
         for tile_b in ladder:
-            yield from _with_overlap(KernelConfig(tile_a, tile_b, 2, consumers, group=_GROUP, **same))
+            yield from _with_overlap(tile_a, tile_b, consumers, _GROUP, False, promoted, staged)
     for (tile_a, consumers), ladder in () if promoted else TURNS.items():
         yield from (KernelConfig(tile_a, tile_b, 2, consumers, group=_GROUP, turns=True) for tile_b in ladder)
     if shape.m <= MOST_SWAPPED:
@@ -94,17 +95,23 @@ def enumerate_tiles(shape: Shape, promoted: bool, ladders: Tiles | None = None) 
             group = _GROUP if tile_m >= shape.m else 1
             for tile_n, consumers in _SWAPPED:
                 if not promoted or tile_n // SIDE // consumers * tile_m <= MOST_SWAPPED:
-                    yield from _with_overlap(KernelConfig(tile_m, tile_n, 2, consumers, group=group, swapped=True, **same))
+                    yield from _with_overlap(tile_m, tile_n, consumers, group, True, promoted, staged)
 
 
-def _with_overlap(config: KernelConfig) -> list[KernelConfig]:
-    """Return a configuration and, if it promotes and the registers suffice, its overlapped twin."""
+@functools.lru_cache(maxsize=4096)
+def _with_overlap(
+    tile_m: int, tile_n: int, consumers: int, group: int, swapped: bool, promoted: bool, staged: bool
+) -> tuple[KernelConfig, ...]:
+    """Return a configuration of the fewest stages and, if it promotes and the registers suffice, its
+    overlapped twin.
+    """
+    config = KernelConfig(tile_m, tile_n, 2, consumers, group=group, swapped=swapped, promoted=promoted, staged=staged)
     if not config.promoted:
-        return [config]
+        return (config,)
     try:
-        return [config, attrs.evolve(config, overlapped=True)]
+        return config, attrs.evolve(config, overlapped=True)
     except PluginError:
-        return [config]
+        return (config,)
 
 
 def with_panels(config: KernelConfig) -> list[KernelConfig]:
