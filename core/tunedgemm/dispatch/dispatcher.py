@@ -241,7 +241,8 @@ class Dispatcher:
         A call while a graph is captured keeps the earlier binding.
         """
         with self._renewing:
-            before, table = self.table, Table.load(self.op, above=self.above)  # batch-invariant mode never renews
+            before = self.table  # of batch-invariant mode, if that was turned on while a shape was tuned
+            table = Table.load(self.op, above=self.above, invariant=before.invariant)
             with self._lock:
                 if self._table is not before:  # `reload` or `load` came meanwhile
                     return
