@@ -10,14 +10,15 @@ import pytest
 import torch
 import tunedgemm.backends.registry
 import tunedgemm.cli.table.check
+from tunedgemm.analysis.bit_labels import proved
 from tunedgemm.cli import main
 from tunedgemm.device import current_device
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
-from tunedgemm.solution import Solution
-from tunedgemm.table.csvfile import Row, write_rows
+from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.table.csvfile import Row, read_rows, write_rows
 from tunedgemm.table.folders import home_folder
-from tunedgemm.testing.fakes import fake_backend, fake_registry
+from tunedgemm.testing.fakes import fake_backend, fake_registry, with_hooks
 from tunedgemm.tuner.bits import StandardOperands, measure
 
 OP, NAME = op_named("a16w16"), "bf16_tuned_gemm.csv"
@@ -108,7 +109,25 @@ def test_a_vanished_kernel_has_no_class(tmp_path: Path, capsys: pytest.CaptureFi
     gone = table(tmp_path / "gone", {GROUPS[0]: OURS}, Solution("torch", "vanished"))
 
     assert main(["bits", "--prove", gone]) == 1
-    assert "torch:vanished: no bit class: it refuses M = 16" in capsys.readouterr().out
+    assert "torch:vanished: no bit class: it refuses M = 1: " in capsys.readouterr().out
+
+
+def test_a_row_for_any_m_alone_is_proved(tmp_path: Path, capsys: pytest.CaptureFixture[str], label: str) -> None:
+    """No other row tells the order of scales, and every M that its kernel refuses is a fault."""
+    alone = table(tmp_path / "alone", {GROUPS[0]: label}, ms=(0,))
+    refusing = with_hooks(
+        tunedgemm.backends.registry.Registry().get("turbo"), supports=lambda shape: shape.m < 1000 or Unsupported("too many")
+    )
+
+    assert main(["bits", "--prove", alone]) == 0
+    [proof] = proved(read_rows(Path(alone), OP)[0], OP, current_device(), fake_registry(refusing))
+    assert not proof.agrees and "it refuses M = 1000: too many" in proof.fault
+
+
+def test_an_unknown_op_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is not an op without classes."""
+    assert main(["bits", "--prove", "--op", "a99"]) == 2
+    assert "a99" in capsys.readouterr().err
 
 
 def test_table_check_lists_kernels_with_other_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str], label: str) -> None:

@@ -10,6 +10,7 @@ import attrs
 import pytest
 import torch
 import tunedgemm
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from tunedgemm.backends.backend import Backend
 from tunedgemm.device import Device, current_device
 from tunedgemm.dispatch.choice import offers
@@ -155,6 +156,19 @@ class TestRows:
         dispatcher.reload()
         assert dispatcher.bit_class(asked(1)) == A
 
+    def test_a_group_that_fails_while_a_shape_is_bound_is_off_for_it(self) -> None:
+        """As by a call of another thread between the decision and the binding."""
+        kernels, failing = Kernels("one", "fails"), [0]
+
+        def lacks(solution: Solution) -> str:
+            while solution.kernel_name == "one" and failing:
+                called(dispatcher, failing.pop() + 5)
+            return ""
+
+        dispatcher = kernels.dispatcher(row("fails", 0), row("one", 1), backend=with_hooks(kernels.backend, lacks=lacks))
+        called(dispatcher, 1, 1)
+        assert kernels.launched == ["fails", "one"] and not dispatcher.bit_class(asked(1))
+
     @pytest.mark.parametrize("seed", range(10))
     def test_any_table_serves_one_class(self, seed: int) -> None:
         """All M of a weight, with and without a bias, get offers of one class, then torch's call."""
@@ -196,6 +210,9 @@ class TestBackends:
         called(dispatcher, 1)
         assert dispatcher.explain(asked(300)).offer.solution == NATIVE
         assert "class k_ascending cannot run here" in str(dispatcher.explain(asked(300)))
+        called(dispatcher, 300)
+        assert "class k_ascending failed, so torch's call serves every M, with other bits: no kernel of it serves M = 300" in caplog.text
+        assert dispatcher.bit_class(asked(1)) == "" and dispatcher.bound(asked(1), current_device()).offer.solution == NATIVE
 
     def test_rows_come_first(self) -> None:
         """Also where their pin cannot run: another class would have other bits than on other hosts."""
@@ -231,6 +248,35 @@ class TestCalls:
         [first] = torch.autograd.grad(dispatcher.call(x, weight).square().sum(), x, create_graph=True)
         [second] = torch.autograd.grad(first.sum(), x)
         assert second.abs().sum() > 0 and weight.grad is None
+
+    @pytest.mark.parametrize("early_stop", [False, True])
+    def test_an_activation_checkpoint_vetoes_no_kernel(self, early_stop: bool) -> None:
+        """Its hooks end the second forward pass by an exception after the kernel has run."""
+        kernels, x, weight = Kernels("pin"), torch.randn(3, K, requires_grad=True), torch.randn(N, K)
+        dispatcher = kernels.dispatcher(row("pin", 0))
+        with set_checkpoint_early_stop(early_stop):
+            for _ in range(2):
+                checkpoint(lambda x: dispatcher.call(x, weight), x, use_reentrant=False).sum().backward()
+        torch.testing.assert_close(x.grad, 2 * weight.sum(0).expand(3, K), rtol=1e-4, atol=1e-4)
+        assert kernels.launched == ["pin"] * 4 and dispatcher.bit_class(asked(3)) == A
+
+    def test_an_output_with_a_gradient_can_be_overwritten(self) -> None:
+        """As that of torch, by an activation in place; backends may return views of their outputs."""
+        x, weight = torch.randn(2, 3, K, requires_grad=True), torch.randn(N, K)
+        out = Kernels("pin").dispatcher(row("pin", 0)).call(x, weight).relu_()
+        out.sum().backward()
+        torch.testing.assert_close(x.grad, (out > 0).float() @ weight, rtol=1e-4, atol=1e-4)
+
+    def test_gradients_of_a_wider_output_are_not_rounded_first(self) -> None:
+        """They are those of torch's call, bit for bit."""
+        kernels, gradient = Kernels("pin"), torch.randn(3, N)
+        wide = attrs.evolve(row("pin", 0), shape=attrs.evolve(asked(0), dtype="bf16", outdtype="fp32"))
+        values, found = [torch.randn(size, K, dtype=torch.bfloat16) for size in (3, N)], []
+        for dispatcher in (kernels.dispatcher(wide), kernels.dispatcher(settings=Settings(untuned=()))):
+            x, weight = (each.clone().requires_grad_() for each in values)
+            dispatcher.call(x, weight, otype=torch.float32).backward(gradient)
+            found.append((x.grad, weight.grad))
+        assert kernels.launched == ["pin"] and all(map(torch.equal, *found))
 
     def test_a_gradient_without_a_class_is_torchs(self) -> None:
         """As outside the mode."""
@@ -301,6 +347,14 @@ class TestMode:
         """A row that comes while calls are served would change their bits."""
         asking = Settings(online=True, background=True, online_moe=True)
         assert asking.tunes_online("fmoe") and not attrs.evolve(asking, batch_invariant=True).tunes_online("fmoe")
+
+    def test_a_renewed_table_stays_in_the_mode(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The mode may be turned on while a call waits for its shape to be tuned, which ends in `renew`."""
+        monkeypatch.setenv("TUNEDGEMM_HOME", str(tmp_path))
+        dispatcher = Dispatcher(OP, fake_registry(Kernels("pin").backend), settings=MODE)
+        before = dispatcher.table
+        dispatcher.renew()
+        assert dispatcher.table is not before and dispatcher.table.invariant
 
     def test_in_this_process(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A function and a block of routed calls turn it on for tgemm; launchers are dropped."""

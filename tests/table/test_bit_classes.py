@@ -12,6 +12,7 @@ import pytest
 from tunedgemm.device import Device
 from tunedgemm.errors import TableError
 from tunedgemm.ops import op_named
+from tunedgemm.ops.scale_order import M_MAJOR, ROW, with_order
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.bit_classes import class_faults, one_class
@@ -21,7 +22,7 @@ from tunedgemm.table.lookup import Table
 from tunedgemm.table.row import Row
 from tunedgemm.text.printable import warn_once
 
-OP = op_named("a16w16")
+OP, BLOCKS = op_named("a16w16"), op_named("a8w8_blockscale")
 H200 = Device("sm_90", 132, "nvidia-h200")
 A, B = "a" * 16, "0123456789abcdef"
 
@@ -197,6 +198,16 @@ def test_faults_name_the_row_and_the_class() -> None:
     assert faults.keys() == {"slow", "alone"}
     assert f"its class is {A}, that of the row with M = 0 is {B}" in faults["slow"]
     assert "no row with M = 0 of N=512, K=512" in faults["alone"]
+
+
+def test_a_row_for_any_m_has_no_order_of_scales() -> None:
+    """Such a row is never looked up in the mode, so it is a fault and gives its group no class."""
+    shape = Shape("a8w8_blockscale", 0, 256, 512, "fp8_e4m3fn", scale="block")
+    pin, other = (attrs.evolve(row("pin", 0), shape=with_order(shape, order)) for order in (ROW, M_MAJOR))
+    assert not list(class_faults([pin])) and Table(BLOCKS, [[pin]], invariant=True).pin(shape.with_m(3), H200)
+    [(fault, why)] = class_faults([other])
+    assert fault is other and "must have the default order of scales (got m_major)" in why
+    assert not Table(BLOCKS, [[other]], invariant=True).pin(other.shape.with_m(3), H200)
 
 
 def test_one_class_leaves_plain_rows_alone() -> None:

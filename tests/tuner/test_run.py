@@ -123,6 +123,28 @@ def test_a_group_that_was_not_finished_gets_no_class_yet(tmp_path: Path, monkeyp
     assert second.lost == ()
 
 
+def test_finished_groups_have_their_class_when_a_budget_is_spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are left to the next run, which keeps the class."""
+    tune_one, others = DeviceTuner.tune, [attrs.evolve(shape, n=32) for shape in GROUP]
+
+    def tuned(tuner: DeviceTuner, task: Task, *arguments: Any) -> None:
+        if task.shape.n == 32 and task.shape.m < 100:
+            raise BudgetSpent("the budget leaves no time for all candidates")
+        tune_one(tuner, task, *arguments)
+
+    registry, table = fake_registry(fake_backend("turbo", solutions=("steady",), call=exact)), tmp_path / "t.csv"
+    options = attrs.evolve(QUICK, batch_invariant=True, budget=600.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(DeviceTuner, "tune", tuned)
+        first = tune(shapes=[*GROUP, *others], output=table, options=options, registry=registry, bench=clock({}))
+    stored = {(row.shape.n, row.shape.m) for row in read_rows(table, OP)[0]}
+    second = tune(shapes=[*GROUP, *others], output=table, options=options, registry=registry, bench=clock({}))
+
+    assert [chosen.shape.n for chosen in first.classes] == [64] and stored == {(64, m) for m in (0, 1, 8, 100)}
+    assert {shape.n for shape in first.unbegun} == {32} and first.lost == ()
+    assert [chosen.shape.n for chosen in second.classes] == [32] and {shape.n for shape in second.skipped} == {64}
+
+
 def test_stale_rows_are_tuned_again_though_an_interrupted_run_had_done_them(tmp_path: Path) -> None:
     """Rows of another library version, of a libtype that is gone, or of AITER, which tells no
     version; others stay.

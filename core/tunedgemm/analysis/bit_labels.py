@@ -83,11 +83,13 @@ def proved(rows: Sequence[Row], op: Op, device: Device, registry: Registry) -> I
         if row.bit_class and row.valid and row.gfx in ("", device.gfx):
             groups.setdefault(of_any_m(row.shape), {}).setdefault(row.solution, []).append(row)
     for group, kernels in groups.items():
-        order = order_of_all(row.shape for own in kernels.values() for row in own if row.shape.m)
+        order = order_of_all([row.shape for own in kernels.values() for row in own if row.shape.m] or [group])
         operands = StandardOperands(op, with_order(group, order), device.torch_device)
         for solution, own in kernels.items():
-            found = _bits(operands, solution, {row.shape.m for row in own}, device, registry)
-            refused = "; ".join(f"it refuses M = {m}: {reason}" for m, reason in found.refused if m in {row.shape.m for row in own})
+            sizes = {row.shape.m for row in own}
+            found = _bits(operands, solution, sizes, device, registry)
+            # A row with M = 0 serves every M.
+            refused = next((f"it refuses M = {m}: {reason}" for m, reason in found.refused if 0 in sizes or m in sizes), "")
             yield Proof(own[0], "" if refused else found.label, found.fault or refused or ("" if found.label else "it serves no M"))
 
 

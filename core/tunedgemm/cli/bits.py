@@ -85,13 +85,14 @@ def _prove(arguments: argparse.Namespace) -> int:
 
 def _tables(arguments: argparse.Namespace) -> list[tuple[Path, Op]]:
     from tunedgemm.cli.table.files import op_of
-    from tunedgemm.ops import ops
+    from tunedgemm.ops import op_named, ops
     from tunedgemm.table.folders import named_file, tuned_path
     from tunedgemm.table.sheet import present
 
     if arguments.files:
         return [(file, op_of(arguments, [file])) for file in map(named_file, arguments.files)]
-    own = [(tuned_path(op, invariant=True), op) for op in ops().values() if arguments.op in ("", op.name)]
+    wanted = [op_named(arguments.op)] if arguments.op else ops().values()
+    own = [(tuned_path(op, invariant=True), op) for op in wanted]
     return [(file, op) for file, op in own if present(file)]
 
 

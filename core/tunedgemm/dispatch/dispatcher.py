@@ -77,8 +77,7 @@ class Dispatcher:
             one now. None unless the settings enable it, as is *background*.
         unbound: shapes first called during a graph capture, with the number of captured calls that
             torch serves. `prewarm` removes a shape.
-        preferences: maps a cache key to whether the shuffled copy of its weight is used; see
-            `tunedgemm.dispatch.preshuffle`.
+        preferences: choices of `tunedgemm.dispatch.preshuffle` by cache key.
     """
 
     def __init__(
@@ -241,7 +240,8 @@ class Dispatcher:
         A call while a graph is captured keeps the earlier binding.
         """
         with self._renewing:
-            before, table = self.table, Table.load(self.op, above=self.above)  # batch-invariant mode never renews
+            before = self.table
+            table = Table.load(self.op, above=self.above, invariant=before.invariant)  # the mode may be on by now
             with self._lock:
                 if self._table is not before:  # `reload` or `load` came meanwhile
                     return
@@ -336,13 +336,14 @@ class Dispatcher:
         place, shapes, vetoes = (shape, device.index), self._bound, self._vetoes
         if (present := shapes.get(place)) is not None:
             return present
-        bound = self._choose(shape, device, table, vetoes)
+        offer = (bound := self._choose(shape, device, table, vetoes))[0].offer
         if bound[0].lasting:
             if len(shapes) >= MAX_LAUNCHERS:
                 shapes.clear()
             shapes[place] = bound
-            # Stored before the check, so that a concurrent veto or reload is seen by either side.
-            if self._table is not table or (vetoes and (*place, bound[0].offer.solution) in vetoes):
+            # Stored before the check, so that a concurrent veto, reload or failed class is seen by either side.
+            has_failed = (vetoes and (*place, offer.solution) in vetoes) or offer.bit_class != self.bit_class(shape, device)
+            if self._table is not table or has_failed:
                 shapes.pop(place, None)
         return bound
 

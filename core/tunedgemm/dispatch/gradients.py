@@ -11,6 +11,7 @@ import torch
 from torch.autograd import forward_ad
 
 from tunedgemm.dispatch.call import has_tangent
+from tunedgemm.dispatch.fallback import TorchFailed
 from tunedgemm.errors import OperandError
 from tunedgemm.ops.op import Function, Op
 from tunedgemm.shape import Shape
@@ -71,10 +72,25 @@ def has_two_products(op: Op, shape: Shape) -> bool:
 
 
 def with_torch_backward(launcher: Function) -> Function:
-    """Wrap the launcher of a product so that gradients are torch's products."""
+    """Wrap the launcher of a product so that gradients are torch's products.
+
+    Hooks of saved tensors, as of activation checkpoints, may raise after the launcher has returned.
+    """
 
     def product(*operands: torch.Tensor | None) -> Any:
-        return _Product.apply(launcher, *operands)
+        returned: list[bool] = []
+
+        def launched(*given: torch.Tensor | None) -> torch.Tensor:
+            out = launcher(*given)
+            returned.append(True)
+            return out
+
+        try:
+            return _Product.apply(launched, *operands)
+        except BaseException as error:
+            if not returned:
+                raise
+            raise TorchFailed from error
 
     return product
 
@@ -86,18 +102,19 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, launcher: Function, x: torch.Tensor, weight: torch.Tensor, *bias: torch.Tensor | None) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.bias = [None if each is None else (each.shape, each.dtype) for each in bias]
-        return launcher(x, weight, *bias)
+        return launcher(x, weight, *bias).data  # autograd forbids writing into a view, such as a reshaped output
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         x, weight = ctx.saved_tensors
         rows = gradients[0].reshape(-1, weight.shape[0])
-        typed = rows.to(x.dtype)
+        wide = torch.promote_types(x.dtype, rows.dtype)  # as torch's own call
+        given = rows.to(wide)
         _, of_x, of_weight, *of_bias = ctx.needs_input_grad
         return (
             None,
-            (typed @ weight).reshape(x.shape) if of_x else None,
-            typed.t() @ x.reshape(-1, weight.shape[1]) if of_weight else None,
+            (given @ weight.to(wide)).to(x.dtype).reshape(x.shape) if of_x else None,
+            (given.t() @ x.reshape(-1, weight.shape[1]).to(wide)).to(weight.dtype) if of_weight else None,
             *(
                 rows.sum(0).to(kind[1]).reshape(kind[0]) if kind and needed else None
                 for kind, needed in zip(ctx.bias, of_bias, strict=True)

@@ -160,8 +160,8 @@ def report_no_class(explanation: Outcome, table: Table, cache: LauncherCache, bo
     """
     shape, key = explanation.shape, _key(explanation.shape, explanation.device)
     before: Decision = table.decisions.get(key, Decision())
-    if before.bit_class and explanation.passed_over and explanation.lasting:
-        reason = explanation.passed_over[-1][1]
+    if before.bit_class and explanation.lasting:
+        reason = explanation.passed_over[-1][1] if explanation.passed_over else f"no kernel of it serves M = {shape.m}"
         table.decisions[key] = Decision(why=f"class {before} failed: {reason}")
         for place in [place for place in list(bound) if of_any_m(place[0]) == key[0]]:
             bound.pop(place, None)

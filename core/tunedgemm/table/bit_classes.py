@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tunedgemm.ops.scale_order import field_of, of_any_m
 from tunedgemm.text.printable import warn_once
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ def class_faults(rows: Iterable[Row]) -> Iterator[tuple[Row, str]]:
     for group in groups.values():
         pin = next(iter(_pins(group).values()), None)
         for row in group:
-            if pin is None:
+            if not row.shape.m and not _serves_any_m(row):
+                why = f"a row with M = 0 must have the default order of scales (got {field_of(row.shape)})"
+            elif pin is None:
                 why = f"no row with M = 0 of N={row.shape.n}, K={row.shape.k} serves the other M"
             elif row.bit_class != pin.bit_class:
                 why = f"its class is {row.bit_class}, that of the row with M = 0 is {pin.bit_class}"
@@ -55,9 +58,14 @@ def _pins(rows: Iterable[Row]) -> dict[object, Row]:
     """Return the fastest row with M = 0 and a class of each group that has one."""
     pins: dict[object, Row] = {}
     for row in rows:
-        if row.bit_class and row.valid and not row.shape.m and (row.group not in pins or row.us < pins[row.group].us):
+        if row.bit_class and row.valid and _serves_any_m(row) and (row.group not in pins or row.us < pins[row.group].us):
             pins[row.group] = row
     return pins
+
+
+def _serves_any_m(row: Row) -> bool:
+    """Check whether a row has M = 0 and the default order of float32 scales, as in all look-ups."""
+    return not row.shape.m and row.shape == of_any_m(row.shape)
 
 
 def warn_of_plain_files(files: Sequence[Path]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -37,6 +38,9 @@ _IDENTITY_OPTIONS = (
 )  # fmt: skip
 
 Progress = Callable[[Place | None, Event], None]
+
+#: The device tuners of one kind of device, and their tasks.
+_Tasks = tuple[Sequence[AnyDeviceTuner], Sequence[Task]]
 
 
 def tune(
@@ -105,28 +109,45 @@ class _Run:
         """Plan per kind of device, tune on its devices, store the results."""
         skipped: list[Shape] = []
         elsewhere: list[Shape] = []
-        planned: list[tuple[list[AnyDeviceTuner], list[Task]]] = []
+        planned: list[_Tasks] = []
         for device, tuners in self._kinds().items():
             self.store.use(device, tuners[0].versions)
             kind_plan = plan(self.op, listed.on(self.op, device), tables, device, self.options, tuners[0].versions, self.registry)
             skipped += kind_plan.skipped
             elsewhere += kind_plan.elsewhere
-            planned.append((tuners, list(kind_plan.tasks)))
+            planned.append((tuners, kind_plan.tasks))
         places = tuple(tuner.place for tuner in self.tuners)
         self.progress(None, Planned(tuple(task for _, tasks in planned for task in tasks), tuple(skipped), places, tables[0]))
-        groups = []
-        for tuners, tasks in planned:
-            groups.append(self._group(tuners, [task for task in tasks if not self._report_resumed(task, tuners[0].place)]))
-        self._work(groups)
-        waiting = [task for group in groups for task in group.left()]
-        classes = self._find_classes(waiting) if self.options.batch_invariant else []
-        ended = bool(self.options.budget) and time.monotonic() >= self._started + self.options.budget
-        spent = ended or any(group.spent for group in groups)
-        left = tuple(task.shape for task in waiting)
-        unbegun, lost = (left, ()) if spent else ((), left)
+        waiting: list[Task] = []
+        classes: list[ChosenClass] = []
+        spent = False
+        for part in self._parts(planned):
+            begun = len(self._outcomes)
+            workers = [
+                self._group(tuners, [task for task in tasks if not self._report_resumed(task, tuners[0].place)]) for tuners, tasks in part
+            ]
+            self._work(workers)
+            left = [task for group in workers for task in group.left()]
+            classes += self._find_classes(self._outcomes[begun:], left) if self.options.batch_invariant else []
+            waiting += left
+            spent = spent or any(group.spent for group in workers)
+        spent = spent or (bool(self.options.budget) and time.monotonic() >= self._started + self.options.budget)
+        left_shapes = tuple(task.shape for task in waiting)
+        unbegun, lost = (left_shapes, ()) if spent else ((), left_shapes)
         return Report(
             places, tables[0], tuple(self._outcomes), tuple(skipped), unbegun, lost, tuple(classes), tuple(elsewhere), listed.left_out
         )
+
+    def _parts(self, planned: Sequence[_Tasks]) -> Sequence[Sequence[_Tasks]]:
+        """Return the tasks of each kind of device, in the parts that are finished in turn.
+
+        With a budget, a part is one group for each kind, so that finished groups have their class when
+        the budget is spent.
+        """
+        if not (self.options.batch_invariant and self.options.budget):
+            return [planned]
+        by_kind = ([(tuners, group) for group in groups(tasks)] for tuners, tasks in planned)
+        return [tuple(filter(None, part)) for part in itertools.zip_longest(*by_kind)]
 
     def _kinds(self) -> dict[Device, list[AnyDeviceTuner]]:
         """Group the device tuners by kind of device, for which results hold."""
@@ -167,17 +188,18 @@ class _Run:
                         self.store.record(event)
                 self.progress(place, event)
 
-    def _find_classes(self, waiting: list[Task]) -> list[ChosenClass]:
+    def _find_classes(self, finished: Sequence[Outcome], waiting: list[Task]) -> list[ChosenClass]:
         """Choose and store the bit class of each (N, K).
 
         Args:
+            finished: the outcomes of its shapes.
             waiting: unfinished tasks. Groups with one are skipped, because a class counts as final;
                 all tasks of unfinished groups are added.
         """
         classes: list[ChosenClass] = []
         for tuners in self._kinds().values():
             place, versions = tuners[0].place, tuners[0].versions
-            by_shape = {o.task.shape: o for o in self._outcomes if o.place is not None and o.place.device == place.device}
+            by_shape = {o.task.shape: o for o in finished if o.place is not None and o.place.device == place.device}
             found = []
             for tasks in groups([*(outcome.task for outcome in by_shape.values()), *waiting]):
                 outcomes = [by_shape[task.shape] for task in tasks if task.shape in by_shape]
