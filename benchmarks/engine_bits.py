@@ -35,7 +35,7 @@ layers
     weight.
 kernels
     A profile of decoding steps and of a prefill has the time of products, attention and norms. It
-    shows whether one graph runs several kernels, told apart by name, threads, shared memory and
+    shows whether one graph runs several kernels, which differ by name, threads, shared memory or
     registers.
 speed
     Milliseconds of a decoded token and of a prefill; the arms take turns.

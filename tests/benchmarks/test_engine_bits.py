@@ -82,7 +82,7 @@ def test_answers_are_compared_bit_for_bit(script: ModuleType) -> None:
 def test_layers_have_the_same_bits_in_the_engine_and_in_training(
     worker: ModuleType, script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """The other process multiplies by the engine's own weights, one of each kind, and sees other bits of an output."""
+    """The other process multiplies by the engine's own weights, and sees other bits of an output."""
     wrong = torch.tensor([[2.0]], dtype=torch.bfloat16)  # a factor of all rows but the first
     apply = lambda layer, x, bias: torch.nn.functional.linear(x, layer.weight) * torch.where(torch.arange(len(x))[:, None] > 0, wrong, 1)  # noqa: E731
     layers = {name: torch.nn.Linear(256, n, bias=False, dtype=torch.bfloat16) for name, n in (("a", 64), ("b", 64), ("c", 32))}

@@ -173,7 +173,9 @@ def _mixed(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _values(rows: torch.Tensor, columns: int, seed: int, dtype: torch.dtype, largest_scale: float) -> torch.Tensor:
-    """Return float32 [rows, columns] that *dtype* holds exactly, of magnitudes from 1/4 to 2, or 1/32 in fp8.
+    """Return float32 [rows, columns] that *dtype* holds exactly.
+
+    Magnitudes are from 1/4 to 2, in fp8 from 1/32.
 
     int8 gets integers from -127 to 127, and packed 4-bit values any bytes. Scales, for which
     *largest_scale* is not 0, are above 0; e8m0 ones, as bytes, are 2^-7 to 1.
