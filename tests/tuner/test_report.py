@@ -378,6 +378,19 @@ def test_the_summary_has_the_budget_and_the_bit_classes() -> None:
     assert "not started: a16w16 M=2" in summarized(report, verbose=True)
 
 
+def test_shapes_without_a_bit_class_are_not_counted_as_tuned() -> None:
+    """They got no row, unless another kind of device has a class; failed ones stay failed."""
+    group = attrs.evolve(TASKS[0].shape, m=0)
+    outcomes = outcome(TASKS[0]), outcome(TASKS[1]), outcome(TASKS[2], us=0.0)
+    none, some = ChosenClass(group, (), reason="none"), ChosenClass(group, (), (Timing(group, FAST, "ok", us=10.0),))
+
+    without = summarized(Report(GPUS, TABLE, outcomes, classes=(none,)))
+    elsewhere = summarized(Report(GPUS, TABLE, outcomes, classes=(none, some)))
+
+    assert "0 tuned, 1 failed, 2 without a bit class and so without a row: folder" in without
+    assert "2 tuned, 1 failed: folder" in elsewhere
+
+
 def test_the_summary_says_where_the_log_is(tmp_path: Path) -> None:
     """The trial log is named if it exists."""
     (tmp_path / "t.trials.jsonl").touch()

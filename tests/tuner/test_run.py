@@ -15,7 +15,7 @@ from tunedgemm.dispatch.settings import Settings
 from tunedgemm.errors import LibtypeError, TableError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
-from tunedgemm.solution import Solution
+from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.table.csvfile import read_rows
 from tunedgemm.table.folders import home_folder
 from tunedgemm.testing.fakes import fake_backend, fake_registry, with_hooks
@@ -74,7 +74,7 @@ def test_the_fastest_bit_class_gets_a_row_for_each_m_and_one_for_any(tmp_path: P
     assert "at M = " in next(trial.detail for trial in trials if trial.status == "batch_variant")
     dispatcher = Dispatcher(OP, registry, above=(table,), settings=Settings(batch_invariant=True))
     served = {m: dispatcher.explain(attrs.evolve(GROUP[0], m=m), cpu).offer for m in (1, 37, 100, 5000)}
-    assert {m: offer.solution.kernel_name for m, offer in served.items()} == {1: "small", 37: "small", 100: "large", 5000: "small"}
+    assert {m: offer.solution.kernel_name for m, offer in served.items()} == {1: "small", 37: "large", 100: "large", 5000: "large"}
     assert {offer.bit_class for offer in served.values()} == {chosen.classes[0].label}
     assert len(tune(shapes=GROUP, output=table, options=options, registry=registry, bench=clock(us)).skipped) == 3
 
@@ -89,6 +89,21 @@ def test_classes_have_a_table_of_their_own(monkeypatch: pytest.MonkeyPatch) -> N
     assert report.output == home_folder() / "batch_invariant" / OP.columns.tuned_file != plain.output
     with pytest.raises(TableError, match=r"a row of no bit class.* -o"):
         tune(shapes=GROUP[:1], options=options, registry=registry, bench=clock({}))
+
+
+def test_a_group_with_a_failed_m_has_no_class_and_says_so(tmp_path: Path) -> None:
+    """No row is written for its other M, so the reason names the M at which no kernel passed."""
+
+    def supports(shape: Shape, device: Any) -> Unsupported | None:
+        return Unsupported("too large") if shape.m > 64 else None
+
+    registry = fake_registry(fake_backend("turbo", solutions=("steady",), call=exact, supports=supports))
+    options, table = attrs.evolve(QUICK, batch_invariant=True), tmp_path / "t.csv"
+    report = tune(shapes=GROUP, output=table, options=options, registry=registry, bench=clock({}))
+
+    assert [(chosen.shape, chosen.reason) for chosen in report.classes] == [(GROUP[0].with_m(0), "no kernel passed at M = 100")]
+    assert [outcome.task.shape.m for outcome in report.failed] == [100]
+    assert not table.exists()
 
 
 def test_a_group_that_was_not_finished_gets_no_class_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

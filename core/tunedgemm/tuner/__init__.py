@@ -203,9 +203,12 @@ class _Run:
             found = []
             for tasks in groups([*(outcome.task for outcome in by_shape.values()), *waiting]):
                 outcomes = [by_shape[task.shape] for task in tasks if task.shape in by_shape]
-                if len(outcomes) == len(tasks) and all(outcome.winner for outcome in outcomes):
-                    shape = with_order(group_of(tasks[0].shape), order_of_all(task.shape for task in tasks))
+                shape = with_order(group_of(tasks[0].shape), order_of_all(task.shape for task in tasks))
+                failed = ", ".join(str(outcome.task.shape.m) for outcome in outcomes if outcome.winner is None)
+                if len(outcomes) == len(tasks) and not failed:
                     found.append(Group(shape, outcomes, tuners[0].ranks, place.device.kind))
+                elif len(outcomes) == len(tasks):
+                    classes.append(ChosenClass(shape, (), reason=f"no kernel passed at M = {failed}"))
             chosen, partial = ClassSearch(found, functools.partial(self._more, tuners)).run()
             waiting += [outcome.task for group in partial for outcome in group.outcomes]
             for each in (one for one in chosen if one.rows):

@@ -232,8 +232,9 @@ class Group:
     def _why_none(self) -> str:
         """Return why no class has a kernel that serves every M."""
         faults = [f"{timing.solution}: {timing.detail}" for timing in self.bits.values() if timing.detail]
-        example = f", for example {faults[0]}" if faults else ""
-        return f"none of {len(self.bits)} kernels, torch's own calls left out, has equal bits at every M{example}"
+        example = f"; for example {faults[0]}" if faults else ""
+        near = f"no kernel within {REACH:g}x of the fastest has equal bits at every M"
+        return f"{near}, torch's own calls left out (measured: {len(self.bits)}){example}"
 
     def report_broken_claims(self) -> None:
         """Warn of kernels that declare one order of sums and have different bits."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rich.text import Text
 
+from tunedgemm.ops.scale_order import of_any_m
 from tunedgemm.shape import Shape
 from tunedgemm.text.console import Column, Console, Grid, console, grid_of, print_grid
 from tunedgemm.timing import STATUSES, Timing
@@ -125,8 +126,9 @@ def _refusing(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
 
 
 def _ending(report: Report, stale: bool) -> Iterator[str]:
-    failed = len(report.failed)
-    counts = f"{len(report.outcomes) - failed} tuned, {failed} failed"
+    failed, classless = len(report.failed), _classless(report)
+    counts = f"{len(report.outcomes) - failed - classless} tuned, {failed} failed"
+    counts += f", {classless} without a bit class and so without a row" if classless else ""
     why = "--stale: no rows of this device, or of the library's present version" if stale else "tuned already; --all tunes them again"
     counts += f", {len(report.skipped)} skipped ({why})" if report.skipped else ""
     counts += f", {len(report.elsewhere)} of other devices left (their lines name them)" if report.elsewhere else ""
@@ -139,6 +141,13 @@ def _ending(report: Report, stale: bool) -> Iterator[str]:
     log = trials_path(report.output)
     if log.exists():
         yield f"every trial: {log}"
+
+
+def _classless(report: Report) -> int:
+    """Return how many tuned shapes got no row, as their N and K have no bit class."""
+    without = {of_any_m(chosen.shape) for chosen in report.classes if chosen.reason}
+    without -= {of_any_m(chosen.shape) for chosen in report.classes if chosen.rows}  # on another kind of device
+    return sum(outcome.winner is not None and of_any_m(outcome.task.shape) in without for outcome in report.outcomes)
 
 
 def _listed(heading: str, lines: Sequence[str], most: int | None) -> Iterator[str]:
