@@ -109,6 +109,23 @@ def test_ship_a_kernel(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_same_answer(tmp_path):
+    """Bits depend on M with torch's calls, not in the mode; the tables differ, and both are proved."""
+    answers = ran("same-answer.md", tmp_path)
+
+    before, after = ([int(count) for count in re.findall(r": (\d+) .*differ", output)] for output in outputs(answers, "python same.py"))
+    assert len(before) == 8 and any(before)
+    assert after == [0] * 8
+    [tuned] = outputs(answers, "-i shapes.csv")
+    assert re.search(r"bit class: .* for any M mine:float64_v1\n  other class: \w{16}: 1 kernel of mine", tuned)
+    assert len(re.findall("mine:float64_v1", outputs(answers, "table show")[0])) == 3
+    assert re.search(r"runs mine:float64_v1: tuned.csv:\d .* class \w{16}", outputs(answers, "tunedgemm explain")[0])
+    assert "0 same, 1 different, 0 missing\nexit code 1" in outputs(answers, "tunedgemm bits tuned.csv")[0]
+    assert re.findall(r"mine:(\w+): \w{16}$", outputs(answers, "--prove")[0], re.MULTILINE) == ["float64_v1", "rows_v1"]
+    assert "tuned.csv: 3 rows, no fault" in outputs(answers, "table check")[0]
+
+
+@pytest.mark.slow
 def test_migrate_from_aiter(tmp_path):
     """AITER's rows are read and explained, the calls' own shapes are tuned, and a table goes back."""
     answers = ran("from-aiter.md", tmp_path)
