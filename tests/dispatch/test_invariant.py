@@ -139,6 +139,12 @@ class TestRows:
         called(kernels.dispatcher(row("pin", 0), attrs.evolve(row("one", 1), libver="1.0"), backend=backend), 1)
         assert kernels.launched == ["pin"]
 
+    def test_torchs_call_serves_the_m_of_its_row_alone(self) -> None:
+        """Its library chooses kernels by M, so that the bits at a padded M were not measured."""
+        kernels = Kernels("pin")
+        dispatcher = kernels.dispatcher(row("pin", 0), row("native", 16, libtype="torch"))
+        assert [dispatcher.explain(asked(m)).offer.solution.kernel_name for m in (9, 15, 16)] == ["pin", "pin", "native"]
+
     def test_a_member_that_fails_leaves_its_m_to_the_pin(self) -> None:
         """A veto changes the kernel, not the class."""
         kernels = Kernels("pin", "fails")

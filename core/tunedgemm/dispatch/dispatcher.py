@@ -341,7 +341,7 @@ class Dispatcher:
             if len(shapes) >= MAX_LAUNCHERS:
                 shapes.clear()
             shapes[place] = bound
-            # Stored before the check, so that a concurrent veto, reload or failed class is seen by either side.
+            # Stored before the check, so that either side sees a concurrent veto or reload.
             has_failed = (vetoes and (*place, offer.solution) in vetoes) or offer.bit_class != self.bit_class(shape, device)
             if self._table is not table or has_failed:
                 shapes.pop(place, None)

@@ -144,8 +144,9 @@ def _members(decided: Decision, way: Shape, shape: Shape, device: Device, table:
                 yield _chosen(solution)
         return
     for match in table.candidates(way, device):
-        if match.row.shape.m and _fault(match.row, device, registry):
-            continue  # the row with M = 0 has the same bits
+        own = match.row.shape.m in (0, shape.m)
+        if match.row.shape.m and ((match.row.solution.libtype == BUILTIN and not own) or _fault(match.row, device, registry)):
+            continue  # torch's library chooses kernels by M; the row with M = 0 has the bits of the class
         offer = offer_of_row(match.row, why_of(match, shape), match.layer, match if way == shape else None)
         yield offer if way == shape else attrs.evolve(offer, origin="unbiased")
 

@@ -141,8 +141,8 @@ class _Run:
     def _parts(self, planned: Sequence[_Tasks]) -> Sequence[Sequence[_Tasks]]:
         """Return the tasks of each kind of device, in the parts that are finished in turn.
 
-        With a budget, a part is one group for each kind, so that finished groups have their class when
-        the budget is spent.
+        With a budget, a part is one group for each kind, so that finished groups have their class
+        when the budget is spent.
         """
         if not (self.options.batch_invariant and self.options.budget):
             return [planned]
