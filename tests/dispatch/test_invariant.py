@@ -284,12 +284,17 @@ class TestCalls:
             found.append((x.grad, weight.grad))
         assert kernels.launched == ["pin"] and all(map(torch.equal, *found))
 
-    def test_a_gradient_without_a_class_is_torchs(self) -> None:
-        """As outside the mode."""
+    def test_a_gradient_without_a_class_is_torchs(self, caplog: pytest.LogCaptureFixture) -> None:
+        """As outside the mode, with a warning in it."""
         dispatcher = Kernels("k").dispatcher()
         x = torch.randn(3, K, requires_grad=True)
         dispatcher.call(x, torch.randn(N, K)).sum().backward()
         assert x.grad is not None
+        assert "the call needs a gradient, so torch's call serves: its bits may depend on M" in caplog.text
+        caplog.clear()
+        warn_once.cache_clear()
+        Kernels("k").dispatcher(settings=Settings(untuned=())).call(x, torch.randn(N, K))
+        assert not caplog.text
 
     def test_strided_operands_are_copied(self) -> None:
         """Weights, too, which torch would serve outside the mode."""
