@@ -139,6 +139,12 @@ class TestRows:
         called(kernels.dispatcher(row("pin", 0), attrs.evolve(row("one", 1), libver="1.0"), backend=backend), 1)
         assert kernels.launched == ["pin"]
 
+    def test_torchs_call_serves_the_m_of_its_row_alone(self) -> None:
+        """Its library chooses kernels by M, so that the bits at a padded M were not measured."""
+        kernels = Kernels("pin")
+        dispatcher = kernels.dispatcher(row("pin", 0), row("native", 16, libtype="torch"))
+        assert [dispatcher.explain(asked(m)).offer.solution.kernel_name for m in (9, 15, 16)] == ["pin", "pin", "native"]
+
     def test_a_member_that_fails_leaves_its_m_to_the_pin(self) -> None:
         """A veto changes the kernel, not the class."""
         kernels = Kernels("pin", "fails")
@@ -278,12 +284,17 @@ class TestCalls:
             found.append((x.grad, weight.grad))
         assert kernels.launched == ["pin"] and all(map(torch.equal, *found))
 
-    def test_a_gradient_without_a_class_is_torchs(self) -> None:
-        """As outside the mode."""
+    def test_a_gradient_without_a_class_is_torchs(self, caplog: pytest.LogCaptureFixture) -> None:
+        """As outside the mode, with a warning in it."""
         dispatcher = Kernels("k").dispatcher()
         x = torch.randn(3, K, requires_grad=True)
         dispatcher.call(x, torch.randn(N, K)).sum().backward()
         assert x.grad is not None
+        assert "the call needs a gradient, so torch's call serves: its bits may depend on M" in caplog.text
+        caplog.clear()
+        warn_once.cache_clear()
+        Kernels("k").dispatcher(settings=Settings(untuned=())).call(x, torch.randn(N, K))
+        assert not caplog.text
 
     def test_strided_operands_are_copied(self) -> None:
         """Weights, too, which torch would serve outside the mode."""

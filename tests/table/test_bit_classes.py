@@ -188,7 +188,8 @@ class TestFiles:
         write_rows(path, OP, [row("pin", 0, us=9.0), row("old", 16, us=1.0), row("older", 8)])
         conflicts = fold(path, OP, [row("better", 0, B, 8.0), row("new", 16, B, 2.0)])
         assert [each.solution.kernel_name for each in read_rows(path, OP)[0]] == ["better", "new"]
-        assert [conflict.kept.solution.kernel_name for conflict in conflicts] == ["better", "new"]
+        named = [(each.kept.solution.kernel_name, [other.solution.kernel_name for other in each.others]) for each in conflicts]
+        assert named == [("better", ["pin"]), ("new", ["old"]), ("better", ["older"])]
 
 
 def test_faults_name_the_row_and_the_class() -> None:

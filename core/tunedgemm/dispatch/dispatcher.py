@@ -366,7 +366,7 @@ class Dispatcher:
         The solution is None if the launcher serves this call only.
         """
         shape, device = call.shape, call.device
-        bits = self.bit_class(shape, device) if self.settings.batch_invariant else ""
+        bits = self.bit_class(shape, device) if self.settings.batch_invariant else None
         if call.torch_reason:
             if bits and call.is_plain and has_two_products(self.op, shape):
                 forward, solution, bound = self._choose_launcher(attrs.evolve(call, needs_gradient=False))

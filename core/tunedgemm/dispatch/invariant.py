@@ -144,8 +144,9 @@ def _members(decided: Decision, way: Shape, shape: Shape, device: Device, table:
                 yield _chosen(solution)
         return
     for match in table.candidates(way, device):
-        if match.row.shape.m and _fault(match.row, device, registry):
-            continue  # the row with M = 0 has the same bits
+        own = match.row.shape.m in (0, shape.m)
+        if match.row.shape.m and ((match.row.solution.libtype == BUILTIN and not own) or _fault(match.row, device, registry)):
+            continue  # torch's library chooses kernels by M; the row with M = 0 has the bits of the class
         offer = offer_of_row(match.row, why_of(match, shape), match.layer, match if way == shape else None)
         yield offer if way == shape else attrs.evolve(offer, origin="unbiased")
 
@@ -167,14 +168,21 @@ def report_no_class(explanation: Outcome, table: Table, cache: LauncherCache, bo
             bound.pop(place, None)
         cache.drop(lambda served: of_any_m(served.shape) == key[0])
         _log.warning("%s: class %s failed, so torch's call serves every M, with other bits: %s", shape, before, reason)
-    elif _REPLACED.isdisjoint(getattr(torch.library, "_impls", ())):
+    elif _is_torchs():
         warn_once(f"{shape.op} N={shape.n} K={shape.k} {shape.dtype}->{shape.outdtype}: {explanation.offer.why}")
 
 
-def warn_of_other_bits(shape: Shape, bit_class: str, why: str) -> None:
-    """Warn once of each weight of a class that torch's call serves in this case."""
-    if bit_class and shape.m:
-        warn_once(f"{shape.op} N={shape.n} K={shape.k}: {why}, so torch's call serves: its bits may differ from those of class {bit_class}")
+def warn_of_other_bits(shape: Shape, bit_class: str | None, why: str) -> None:
+    """Warn once of each weight that torch's call serves in this case; do nothing for None as class."""
+    if bit_class is None or not shape.m or not (bit_class or _is_torchs()):
+        return
+    bits = f"differ from those of class {bit_class}" if bit_class else "depend on M"
+    warn_once(f"{shape.op} N={shape.n} K={shape.k}: {why}, so torch's call serves: its bits may {bits}")
+
+
+def _is_torchs() -> bool:
+    """Check that no engine has replaced torch's products by invariant ones."""
+    return _REPLACED.isdisjoint(getattr(torch.library, "_impls", ()))
 
 
 class Outcome(Protocol):

@@ -189,7 +189,7 @@ def batch_invariant() -> Iterator[None]:
         with _blocks_lock:
             before = _blocks.pop()
             if not _blocks:
-                os.environ.pop(BATCH_INVARIANT)
+                os.environ.pop(BATCH_INVARIANT, None)
                 os.environ.update({} if before is None else {BATCH_INVARIANT: before})
                 _follow_variable()
 

@@ -30,7 +30,7 @@ def class_faults(rows: Iterable[Row]) -> Iterator[tuple[Row, str]]:
         if row.bit_class:
             groups.setdefault((row.source, row.group), []).append(row)
     for group in groups.values():
-        pin = next(iter(_pins(group).values()), None)
+        pin = next(iter(pins_of(group).values()), None)
         for row in group:
             if not row.shape.m and not _serves_any_m(row):
                 why = f"a row with M = 0 must have the default order of scales (got {field_of(row.shape)})"
@@ -48,13 +48,13 @@ def one_class(rows: Sequence[Row]) -> list[Row]:
 
     A row without a class is left out, too, where one with a class has its key.
     """
-    classes = {group: row.bit_class for group, row in _pins(rows).items()}
+    classes = {group: row.bit_class for group, row in pins_of(rows).items()}
     kept = [row for row in rows if row.bit_class in ("", classes.get(row.group, row.bit_class))] if classes else rows
     classed = {row.key for row in kept if row.bit_class}
     return [row for row in kept if row.bit_class or row.key not in classed] if classed else list(kept)
 
 
-def _pins(rows: Iterable[Row]) -> dict[object, Row]:
+def pins_of(rows: Iterable[Row]) -> dict[object, Row]:
     """Return the fastest row with M = 0 and a class of each group that has one."""
     pins: dict[object, Row] = {}
     for row in rows:

@@ -12,7 +12,7 @@ import attrs
 from tunedgemm.errors import TableError, TunedGemmError, UserError
 from tunedgemm.ops import DEFAULT_OP, op_named, ops
 from tunedgemm.ops.scale_order import of_any_m
-from tunedgemm.table.bit_classes import one_class
+from tunedgemm.table.bit_classes import one_class, pins_of
 from tunedgemm.table.columns import (
     BIT_CLASS,
     DEVICE,
@@ -213,14 +213,15 @@ def fold(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> list[Con
         every = [*existing, *rows]
         for row in every:
             groups.setdefault(row.key, []).append(row)
-        allowed = {id(row) for row in one_class(every)}
+        allowed, pins = {id(row) for row in one_class(every)}, pins_of(every)
         able = {key: [row for row in group if id(row) in allowed] for key, group in groups.items()}
         best = {key: min(group, key=lambda row: (not row.valid, row.us if row.valid else 0.0)) for key, group in able.items() if group}
         for key, group in groups.items():
-            if key in best and (others := tuple(row for row in group if row.valid and row.solution != best[key].solution)):
-                conflicts.append(Conflict(best[key], others))
-        kept = {id(row) for row in existing}
-        _upsert_locked(path, op, [row for row in best.values() if id(row) not in kept], sort, supersede=False)
+            kept = best.get(key) or pins[group[0].group]  # a group keeps one class: that of its row for any M
+            if others := tuple(row for row in group if row.valid and (key not in best or row.solution != kept.solution)):
+                conflicts.append(Conflict(kept, others))
+        present_rows = {id(row) for row in existing}
+        _upsert_locked(path, op, [row for row in best.values() if id(row) not in present_rows], sort, supersede=False)
     return conflicts
 
 
