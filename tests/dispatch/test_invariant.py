@@ -164,16 +164,16 @@ class TestRows:
 
     def test_a_group_that_fails_while_a_shape_is_bound_is_off_for_it(self) -> None:
         """As by a call of another thread between the decision and the binding."""
-        kernels, failing = Kernels("one", "fails"), [0]
+        kernels, failing = Kernels("one_row", "fails"), [0]
 
         def lacks(solution: Solution) -> str:
-            while solution.kernel_name == "one" and failing:
+            while solution.kernel_name == "one_row" and failing:
                 called(dispatcher, failing.pop() + 5)
             return ""
 
-        dispatcher = kernels.dispatcher(row("fails", 0), row("one", 1), backend=with_hooks(kernels.backend, lacks=lacks))
+        dispatcher = kernels.dispatcher(row("fails", 0), row("one_row", 1), backend=with_hooks(kernels.backend, lacks=lacks))
         called(dispatcher, 1, 1)
-        assert kernels.launched == ["fails", "one"] and not dispatcher.bit_class(asked(1))
+        assert kernels.launched == ["one_row", "fails", "one_row"] and not dispatcher.bit_class(asked(1))
 
     @pytest.mark.parametrize("seed", range(10))
     def test_any_table_serves_one_class(self, seed: int) -> None:
