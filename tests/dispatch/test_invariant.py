@@ -391,6 +391,14 @@ class TestMode:
         assert not tgemm.dispatcher.settings.batch_invariant
 
 
+def test_a_block_ends_though_its_variable_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the block replaces the environment."""
+    monkeypatch.delenv("TUNEDGEMM_BATCH_INVARIANT", raising=False)
+    with tunedgemm.patched(batch_invariant=True):
+        monkeypatch.delenv("TUNEDGEMM_BATCH_INVARIANT")
+    assert not Settings.from_environment().batch_invariant and not tgemm.dispatcher.settings.batch_invariant
+
+
 def test_an_absent_device_is_explained() -> None:
     """Its library's version is unknown, and turns nothing off."""
     away = Device("gfx942", 304, "mi300x")
