@@ -82,7 +82,7 @@ class Model:
 
 def _asm_us(kernel: KernelConfig, splits: int, shape: Shape) -> float:
     """Return asm's predicted time by the rates of now, which its cache does not compare."""
-    asm_cost.promoted_cycles.cache_clear()
+    asm_cost._step_us.cache_clear()
     return asm_cost.cost_of(kernel, splits, shape, HOPPER.cu_num)
 
 

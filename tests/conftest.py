@@ -48,6 +48,7 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in [name for name in os.environ if name.startswith(("AITER_", "GTUNE_", "HIP_ONLINE_", "TUNEDGEMM_ONLINE"))]:
         monkeypatch.delenv(variable)
     monkeypatch.delenv("COLUMNS", raising=False)  # set in processes of pytest-xdist
+    monkeypatch.setenv("TUNEDGEMM_BATCH_INVARIANT", "")  # set by engines' switches of the mode, and undone after the test
 
 
 @pytest.fixture

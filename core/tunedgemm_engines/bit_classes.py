@@ -59,8 +59,8 @@ def class_at(shape: Shape, device: Device, m: int) -> tuple[str, str]:
         return "", f"a kernel of the class cannot be used: {passed}" if passed else f"no class ({offer.why})"
     if offer.solution.libtype == "torch":
         return "", _TORCH
-    if named := getattr(offer, "bit_class", ""):
-        return named, ""
+    if offer.bit_class:
+        return offer.bit_class, ""
     if offer.origin == "unbiased":
         name, reason = class_at(attrs.evolve(shape, epilogue="none", bias_dtype=""), device, m)
         return (f"{name}+add", "") if name else ("", reason)

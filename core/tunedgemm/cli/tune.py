@@ -315,7 +315,8 @@ def _tune(arguments: argparse.Namespace, request: _TuneRequest, options: Options
         summary(report, arguments.verbose, stale=options.stale)
         if request.captured and (others := captured_ops(op_named(request.op))):
             print(f"not tuned: captured shapes of {', '.join(others)}; name one with --op")
-    return 1 if report.failed or report.lost or report.left_out else 0
+    without_class = any(chosen.reason for chosen in report.classes)
+    return 1 if report.failed or report.lost or report.left_out or without_class else 0
 
 
 def _compare(arguments: argparse.Namespace, request: _TuneRequest, options: Options, progress: Progress) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -81,7 +82,9 @@ class Group:
         """Return the M at which bits are measured: the standard ones, and some that each row would serve."""
         from tunedgemm.tuner.bits import SIZES  # loads torch, which compiling processes do without
 
-        return tuple(sorted({*SIZES, *(m for shape in self.times for m in self._served_by(shape))}))
+        tuned = sorted(shape.m for shape in self.times)
+        between = ((less + more) // 2 for less, more in itertools.pairwise(tuned))  # which the nearest row serves
+        return tuple(sorted({*SIZES, *between, *(m for shape in self.times for m in self._served_by(shape))}))
 
     def _served_by(self, shape: Shape) -> Iterator[int]:
         """Yield the M of a row, and the least and a middle one that padding gives to it."""

@@ -53,7 +53,7 @@ def _changed_bits(rows: Sequence[Row], op: Op) -> Iterator[str]:
 
     for proof in proved(rows, op, current_device(), Registry()):
         if not proof.agrees:
-            yield f"{proof.row.source}:{proof.row.line}: other bits than the row's class: {proof_text(proof)}"
+            yield f"other bits than those of the row's class: {proof_text(proof)}"
 
 
 def _stated(file: Path) -> Iterator[str]:
