@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -173,7 +173,7 @@ def write_rows(path: Path, op: Op, rows: Iterable[Row]) -> None:
         replace_text(path, Sheet(in_order(op, _columns_of(records)), records).text())
 
 
-def upsert(path: Path, op: Op, rows: Iterable[Row], sort: bool = True, without: Collection[Any] = ()) -> None:
+def upsert(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> None:
     """Insert rows into a table, replacing rows of the same device and shape.
 
     Other lines are kept. A row of AITER, which names no device, is replaced by one measured on a
@@ -184,13 +184,12 @@ def upsert(path: Path, op: Op, rows: Iterable[Row], sort: bool = True, without: 
     Args:
         sort: sort the file by gfx, cu_num, N, M, K and the rest of the key, as AITER does; else
             rows keep their positions.
-        without: keys (`Row.key`) of rows to remove.
 
     Raises:
         TableError: the file or its folder cannot be read or written; the file is unchanged.
     """
     with locked(path):
-        _upsert_locked(path, op, rows, sort, supersede=True, without=without)
+        _upsert_locked(path, op, rows, sort, supersede=True)
 
 
 def fold(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> list[Conflict]:
@@ -225,7 +224,7 @@ def fold(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> list[Con
     return conflicts
 
 
-def _upsert_locked(path: Path, op: Op, rows: Iterable[Row], sort: bool, *, supersede: bool, without: Collection[Any] = ()) -> None:
+def _upsert_locked(path: Path, op: Op, rows: Iterable[Row], sort: bool, *, supersede: bool) -> None:
     """Do `upsert` under a held lock; with *supersede*, also replace rows without a device.
 
     Unchanged lines keep their text. Lines of another bit class than their group's new rows go.
@@ -241,8 +240,6 @@ def _upsert_locked(path: Path, op: Op, rows: Iterable[Row], sort: bool, *, super
     for record in sheet.records:
         key = None if blank(record) else key_of(record, op)
         key = nameless.get(key, key) if key is not None else None
-        if key in without:
-            continue
         if key is None or key not in fresh:
             group = classes.get((*key[:3], of_any_m(key[3]))) if key is not None and classes else None
             if group is None or own_cell(record.cells, BIT_CLASS) in ("", group):

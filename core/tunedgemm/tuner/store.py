@@ -22,7 +22,6 @@ import attrs
 from tunedgemm.device import Device, drivers
 from tunedgemm.errors import TableError
 from tunedgemm.ops.op import Op
-from tunedgemm.ops.scale_order import of_any_m
 from tunedgemm.process.filelocks import file_lock
 from tunedgemm.process.files import open_regular
 from tunedgemm.shape import Shape
@@ -186,10 +185,8 @@ class Store:
         """Store the rows of a bit class in the table, in place of rows of other classes, or raise TableError."""
         rows = [self._row(place.device, row.shape, row, versions.get(row.solution.libtype, "")) for row in chosen.rows]
         with self._mutex:
-            stored = read_rows(self.table, self.op)[0] if present(self.table) else []
-            group = [row for row in stored if (row.gfx, row.cu_num, row.device, of_any_m(row.shape)) == rows[-1].key]
-            others = {row.key for row in group if row.bit_class != rows[-1].bit_class}
-            upsert(self.table, self.op, rows, sort=self.sort, without=others - {row.key for row in rows})
+            self._waiting += rows
+            self._put()
 
     def finish(self) -> None:
         """Complete the run, so that it is not resumed; call `close` if shapes are left.
