@@ -18,7 +18,8 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.testing.fakes import exact
 from tunedgemm.testing.shapes import shapes_of
-from tunedgemm.tuner.bits import CONTENTS, Bits, StandardOperands, measure, row_hashes
+from tunedgemm.tuner.bits import Bits, StandardOperands, measure, row_hashes
+from tunedgemm.tuner.trial import CONTENTS
 
 CPU, OP, SHAPE = torch.device("cpu"), op_named("a16w16"), Shape("a16w16", 0, 32, 256)
 SIZES = (1, 2, 16, 17, 33)

@@ -12,10 +12,9 @@ import pytest
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.bits import SIZES
 from tunedgemm.tuner.class_search import ClassSearch
 from tunedgemm.tuner.classes import REACH, Group
-from tunedgemm.tuner.trial import Outcome, Task
+from tunedgemm.tuner.trial import SIZES, Outcome, Task
 
 GROUP = Shape("a16w16", 0, 64, 128)
 RANKS = {"asm": 0, "triton": 1}

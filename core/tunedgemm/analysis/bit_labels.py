@@ -14,7 +14,8 @@ from tunedgemm.ops.scale_order import of_any_m, order_of_all, with_order
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.table.row import Row
-from tunedgemm.tuner.bits import SIZES, Bits, StandardOperands, measure
+from tunedgemm.tuner.bits import Bits, StandardOperands, measure
+from tunedgemm.tuner.trial import SIZES
 
 #: Verdicts on a group of two tables.
 SAME, DIFFERENT, MISSING = "same", "different", "missing"

@@ -22,13 +22,8 @@ from tunedgemm.ops.scale_order import BLOCK, blocks
 from tunedgemm.process.plugin_guard import described
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Unsupported
+from tunedgemm.tuner.trial import CONTENTS, SIZES
 
-#: M at which bits are compared: around the edges of tiles, and ragged ones.
-SIZES = (1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 255, 256, 512, 1000, 4096)
-#: Different rows of x; row i has content i modulo this prime, so each content meets many places in
-#: a tile. They are many, because two kernels that round one float32 operation in another way differ
-#: in one of 100,000 outputs of 16 bits.
-CONTENTS = 257
 #: Most calls at an M whose rows were hashed at another one: the others show nothing new.
 _CALLS = 4
 #: Largest exponent of the pairs of elements that cancel, by dtype: their sums are in magnitude

@@ -17,7 +17,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.select import select
-from tunedgemm.tuner.trial import ChosenClass, ClassCost, Outcome
+from tunedgemm.tuner.trial import SIZES, ChosenClass, ClassCost, Outcome
 
 _log = logging.getLogger("tunedgemm")
 
@@ -80,8 +80,6 @@ class Group:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Return the M at which bits are measured: the standard ones, and some that each row would serve."""
-        from tunedgemm.tuner.bits import SIZES  # loads torch, which compiling processes do without
-
         tuned = sorted(shape.m for shape in self.times)
         between = ((less + more) // 2 for less, more in itertools.pairwise(tuned))  # which the nearest row serves
         return tuple(sorted({*SIZES, *between, *(m for shape in self.times for m in self._served_by(shape))}))

@@ -164,6 +164,13 @@ MEASURE = "2"
 #: The throttling reason of a chip at its power limit.
 POWER_CAP = "power cap"
 
+#: M at which bits are compared: around the edges of tiles, and ragged ones.
+SIZES = (1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 255, 256, 512, 1000, 4096)
+#: Different rows of x; row i has content i modulo this prime, so each content meets many places in
+#: a tile. They are many, because two kernels that round one float32 operation in another way differ
+#: in one of 100,000 outputs of 16 bits.
+CONTENTS = 257
+
 
 @attrs.frozen
 class Samples:

@@ -10,7 +10,7 @@ import contextlib
 import math
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -21,7 +21,7 @@ from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.processes import NeverBegan
 from tunedgemm.tuner.roofline import patience_s
-from tunedgemm.tuner.trial import Options, Place, Request, Samples, failed
+from tunedgemm.tuner.trial import CONTENTS, Options, Place, Request, Samples, failed
 from tunedgemm.tuner.worker import AnyWorker, WorkerDied
 
 #: Time of a verification in calls: on several operands, repeated, with comparisons.
@@ -155,30 +155,22 @@ class WorkerClient:
 
     def bits(self, shape: Shape, solution: Solution, sizes: Sequence[int]) -> Timing:
         """Measure the bits of a solution at several M; bind it within the time limit of compilations."""
-        from tunedgemm.tuner.bits import CONTENTS  # loads torch, which compiling processes do without
-
         calls, largest = CONTENTS + 2 * len(sizes), shape.with_m(max(sizes))
-        try:
+
+        def bits() -> Any:
             self.ask("bind_all", shape, solution, sizes)
-            timing: Timing = self.ask("bits", shape, solution, sizes, timeout=self.allowance(largest, calls))
-        except DeviceLost:
-            raise
-        except WorkerDied as error:
-            return Timing(shape, solution, error.status, detail=str(error)[:500])
-        except Exception as error:  # a plugin may raise anything
-            return failed(shape, solution, error)
+            return self.ask("bits", shape, solution, sizes, timeout=self.allowance(largest, calls))
+
+        timing: Timing = _answer_or_failure(shape, solution, bits)
         return timing
 
     def _alone(self, shape: Shape, solution: Solution, calls: int, method: str, *arguments: Any) -> Any:
         """Bind a solution and return the session's answer about it, or the Timing of its failure."""
-        try:
+
+        def bound() -> Any:
             return self.bind(shape, solution) or self.ask(method, shape, *arguments, timeout=self.allowance(shape, calls))
-        except DeviceLost:
-            raise
-        except WorkerDied as error:
-            return Timing(shape, solution, error.status, detail=str(error)[:500])
-        except Exception as error:  # a plugin may raise anything
-            return failed(shape, solution, error)
+
+        return _answer_or_failure(shape, solution, bound)
 
     def sample(self, shape: Shape, solutions: Sequence[Solution], rounds: int) -> Mapping[Solution, Samples | Timing]:
         """Time solutions in interleaved rounds; return a Timing for each that fails."""
@@ -212,3 +204,19 @@ class WorkerClient:
         kernel_timeout = self.options.kernel_timeout
         slow = _SAMPLE_S + patience_s(self.op, shape, self.place.device)
         return kernel_timeout + solutions * (_FIRST_USE_S + samples * slow) if kernel_timeout else 0.0
+
+
+def _answer_or_failure(shape: Shape, solution: Solution, ask: Callable[[], Any]) -> Any:
+    """Return the answer to requests about one solution, or the Timing of its failure.
+
+    Raises:
+        DeviceLost: the device is lost.
+    """
+    try:
+        return ask()
+    except DeviceLost:
+        raise
+    except WorkerDied as error:
+        return Timing(shape, solution, error.status, detail=str(error)[:500])
+    except Exception as error:  # a plugin may raise anything
+        return failed(shape, solution, error)
