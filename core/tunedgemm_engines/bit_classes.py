@@ -7,13 +7,11 @@ left to the engine's kernel.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 import attrs
 import torch
-from tunedgemm import dispatcher
-from tunedgemm import reload as reread
+from tunedgemm import dispatcher, set_batch_invariant
 from tunedgemm.integrations import read
 from tunedgemm.plugin import Device, Shape, UserError
 
@@ -33,8 +31,7 @@ class ClassMissing(UserError):
 def enter() -> None:
     """Turn the mode on for the dispatchers of this process and for processes that it starts."""
     if not read(INVARIANT):
-        os.environ[INVARIANT] = "1"
-        reread()
+        set_batch_invariant()
 
 
 def is_on(op: str = "a16w16") -> bool:

@@ -117,7 +117,7 @@ def test_sglang_runs_the_class_too(sglang, monkeypatch, tmp_path, caplog, option
         part = torch.nn.Module()
         part.weight, part.quant_method = torch.nn.Parameter(torch.randn(n, K).bfloat16(), False), unquant.UnquantizedLinearMethod()
         model.add_module(name, part)
-    monkeypatch.setattr("tunedgemm_engines.bit_classes.reread", lambda: _reread(monkeypatch, registry))
+    monkeypatch.setattr("tunedgemm_engines.bit_classes.set_batch_invariant", lambda: _turned_on(monkeypatch, registry))
     caplog.set_level("INFO", "sglang.tunedgemm")
     runner = importlib.import_module("sglang.srt.model_executor.model_runner").ModelRunner(model, [1, 8], **option)
     runner.load_model()
@@ -133,7 +133,7 @@ def test_sglang_runs_the_class_too(sglang, monkeypatch, tmp_path, caplog, option
     assert not invariant._reasons
 
 
-def _reread(monkeypatch: Any, registry: Registry) -> None:
-    """Read the environment again, and keep the backends of the test."""
-    tunedgemm.reload()
+def _turned_on(monkeypatch: Any, registry: Registry) -> None:
+    """Turn the mode on, and keep the backends of the test."""
+    tunedgemm.set_batch_invariant()
     monkeypatch.setattr(dispatcher("a16w16"), "registry", registry)
