@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import attrs
 from tunedgemm.plugin import Device, Shape, Solution
@@ -151,9 +152,20 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution |
     """
     if shape.layout != COLUMNS and not _faster_untuned(shape, device):
         return None
-    step = next((step for rows, step in _STEPS if shape.m <= rows), _MANY_STEP)
-    guess = guess_of(attrs.evolve(shape, m=min(ceil_div(shape.m, step) * step, MOST_SIZE)), device)
+    guess = guess_of(rounded(shape, _STEPS, _MANY_STEP), device)
     return solution_of(libtype, *guess, shape) if guess else None
+
+
+def rounded(shape: Shape, steps: Sequence[tuple[int, int]], beyond: int) -> Shape:
+    """Round the rows of x up, so that calls of many M share a guess.
+
+    Args:
+        shape: the shape.
+        steps: rows up to which, and the multiples to which, ascending.
+        beyond: the multiple for more rows.
+    """
+    step = next((step for rows, step in steps if shape.m <= rows), beyond)
+    return attrs.evolve(shape, m=min(ceil_div(shape.m, step) * step, MOST_SIZE))
 
 
 @functools.lru_cache(maxsize=4096)

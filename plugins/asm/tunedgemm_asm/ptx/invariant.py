@@ -9,8 +9,7 @@ import math
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
 
-from tunedgemm_asm.limits import ceil_div
-from tunedgemm_asm.ptx.heuristic import guess_of, predicted_us
+from tunedgemm_asm.ptx.heuristic import guess_of, predicted_us, rounded
 from tunedgemm_asm.ptx.limits import MOST_SIZE, unfit
 from tunedgemm_asm.ptx.names import ELEMENT_BYTES, KernelConfig
 from tunedgemm_asm.ptx.space import MOST_SWAPPED, Candidate, enumerate_stages, enumerate_tiles
@@ -35,13 +34,8 @@ def invariant_fallback(libtype: str, shape: Shape, device: Device) -> Solution |
 
     fp8 sums are promoted, as exact as torch's.
     """
-    guess = _guess(_rounded(shape), device, _parts_of(attrs.evolve(shape, m=1), device))
+    guess = _guess(rounded(shape, _STEPS, _MANY_STEP), device, _parts_of(attrs.evolve(shape, m=1), device))
     return solution_of(libtype, *guess, shape) if guess else None
-
-
-def _rounded(shape: Shape) -> Shape:
-    step = next((step for rows, step in _STEPS if shape.m <= rows), _MANY_STEP)
-    return attrs.evolve(shape, m=min(ceil_div(shape.m, step) * step, MOST_SIZE))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -62,7 +56,7 @@ def _parts_of(weight: Shape, device: Device) -> int:
 @functools.lru_cache(maxsize=64)
 def _judged(weight: Shape, device: Device, parts: int) -> float:
     """Return the mean logarithm of predicted microseconds; infinity if some M has no kernel."""
-    shapes = [_rounded(attrs.evolve(weight, m=m)) for m in (*_JUDGED, MOST_SIZE)]
+    shapes = [rounded(attrs.evolve(weight, m=m), _STEPS, _MANY_STEP) for m in (*_JUDGED, MOST_SIZE)]
     guesses = [_guess(shape, device, parts) for shape in shapes]
     times = [predicted_us(*guess, shape, device) for guess, shape in zip(guesses, shapes, strict=True) if guess]
     return sum(map(math.log, times[:-1])) / len(_JUDGED) if len(times) == len(shapes) else math.inf
