@@ -63,7 +63,7 @@ def test_rows_of_every_op_have_bits_of_their_own(name: str) -> None:
 
 def test_operands_depend_on_no_generator() -> None:
     """Whatever the op draws, on any device and in any version of torch, all values are overwritten."""
-    for name in ("a16w16", "a8w8", "a8w8_blockscale", "a8w8_blockscale_bpreshuffle", "a4w4_blockscale", "batched_bf16"):
+    for name in ("a16w16", "a8w8", "a8w8_blockscale", "a8w8_blockscale_bpreshuffle", "a4w4_blockscale", "batched_bf16", "fmoe"):
         op = op_named(name)
         other = attrs.evolve(op, make_inputs=lambda shape, device, seed, op=op: op.make_inputs(shape, device, seed + 1))
         for shape in distinct_shapes(name):
@@ -116,6 +116,38 @@ BY_ROW = Shape("a8w8", 0, 64, 4096, "fp8_e4m3fn", "bf16", scale="row")
 def test_each_number_of_parts_has_a_label(shape: Shape) -> None:
     """Split-K of 1 to 6 parts gives six classes, by block, too."""
     assert len({bits_of(functools.partial(in_parts, parts=parts), shape, (CONTENTS,)).label for parts in range(1, 7)}) == 6
+
+
+EXPERTS = attrs.evolve(next(shape for shape in op_named("fmoe").examples if shape.m == 1), k=64)
+EXPERTS = attrs.evolve(EXPERTS, extra={**dict(EXPERTS.extra), "expert": 16, "topk": 5})
+
+
+def by_experts(at: Shape, hidden: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, how: str):
+    """Multiply token by token, and add the results of experts in some order."""
+    out = []
+    for token, (x, factors, experts) in enumerate(zip(hidden.float(), weights, ids.long().tolist(), strict=True)):
+        half = x.shape[0] // 2
+        cut = how == "split" or (how == "neighbours" and token and experts[0] in ids[token - 1].tolist())
+        parts = [x[:half], x[half:]] if cut else [x]
+        first = [w1[expert].float() for expert in experts]
+        sums = [sum(w[:, at : at + len(part)] @ part for at, part in zip((0, half), parts, strict=False)) for w in first]
+        middle = [torch.nn.functional.silu(gate) * up for gate, up in (each.chunk(2) for each in sums)]
+        each = [w2[expert].float() @ row * factor for expert, row, factor in zip(experts, middle, factors, strict=True)]
+        order = sorted(range(len(each)), key=lambda slot: experts[slot]) if how == "by expert" else range(len(each))
+        out.append(sum(each[slot] for slot in order))
+    return torch.stack(out).to(torch.bfloat16)
+
+
+def test_sums_of_experts_show_their_order() -> None:
+    """Along K of the first product, and over the experts of a token."""
+    labels = [bits_of(functools.partial(by_experts, how=how), EXPERTS, (1, 17)).label for how in ("slots", "by expert", "split")]
+
+    assert "" not in labels and len(set(labels)) == 3
+
+
+def test_a_token_whose_bits_depend_on_the_experts_of_others_is_found() -> None:
+    """A kernel that splits K where the token before has the same expert."""
+    assert "has other bits" in bits_of(functools.partial(by_experts, how="neighbours"), EXPERTS, (1, 17)).fault
 
 
 def test_the_order_of_scales_has_a_label() -> None:

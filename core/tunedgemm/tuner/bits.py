@@ -16,7 +16,9 @@ import torch
 
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, plain_weight, shuffle_weight
-from tunedgemm.ops.formats.tensor_bytes import fingerprint, overwrite
+from tunedgemm.ops.formats.tensor_bytes import fingerprint, overwrite, raw
+from tunedgemm.ops.moe import local_routing
+from tunedgemm.ops.moe_words import BLOCK_ROWS
 from tunedgemm.ops.op import Op
 from tunedgemm.ops.scale_order import BLOCK, blocks
 from tunedgemm.process.plugin_guard import described
@@ -76,8 +78,6 @@ class Bits:
 class StandardOperands:
     """Operands that are equal bit for bit on all devices and in all versions of torch.
 
-    Those of `fmoe` are what `Op.make_inputs` draws on a CPU.
-
     Args:
         op, shape: the op, and a shape of any M.
         device: where the operands are.
@@ -85,18 +85,21 @@ class StandardOperands:
 
     def __init__(self, op: Op, shape: Shape, device: torch.device) -> None:
         self.op, self.of, self.shape, self._device = op, shape, shape.with_m(CONTENTS), device
-        whole = shape.k // BLOCK if shape.scale == "block" else 0
+        kind, weights, x = (str(dict(shape.extra).get(name, "")) for name in ("q_type", "q_dtype_w", "q_dtype_a"))
+        self._k, by_block = (shape.n if kind else shape.k), kind in BLOCK_ROWS or shape.scale == "block"
+        self._int8 = "int8" in (shape.dtype, weights)
+        whole = self._k // BLOCK if by_block else 0
         self._blocks = _halves(whole, device) if whole > 1 else None
+        cancels = kind != "per_1x32" and (self._blocks is not None or not by_block)
+        self._cancelling = _CANCELLING.get(x or shape.dtype, 0) if cancels else 0
         self._made: dict[tuple[int, int], tuple[Any, ...]] = {}
         self._contents: dict[int, tuple[torch.Tensor, tuple[Any, ...]]] = {}  # by id, with the fingerprint when made
-        if op.operands[:2] != ("x", "weight"):
-            drawn = op.make_inputs(self.shape, torch.device("cpu"), 0)
-            self._operands = tuple(None if operand is None else operand.to(device) for operand in drawn)
-            return
         self._operands = op.make_inputs(self.shape, device, 0)
         for place, operand in enumerate(self._operands):
-            if operand is not None:
+            if operand is not None and operand.dtype != torch.int32:
                 self._fill(place, operand)
+        if kind:
+            _route(self.shape, *self._operands[3:5])
 
     def at(self, m: int, first: int = 0) -> tuple[Any, ...]:
         """Return the operands of M rows, of which the first has content *first*."""
@@ -119,17 +122,21 @@ class StandardOperands:
         if isinstance(operand, ShuffledWeight):
             target = torch.empty_like(memory)
         rows = target if target.dim() == 2 else target.reshape(-1, target.shape[-1])
-        by_block = "scale" in name and self._blocks is not None and rows.shape[1] == blocks(self.shape.k)
-        largest_scale = 0 if "scale" not in name else 2 ** (_INT8_SCALE if self.shape.dtype == "int8" else 1)
-        pairs = self._pairs(rows) if name in ("x", "weight") else None
+        by_block = "scale" in name and self._blocks is not None and rows.shape[1] == blocks(self._k)
+        largest_scale = 0 if "scale" not in name else 2 ** (_INT8_SCALE if self._int8 else 1)
+        pairs = self._pairs(rows) if name in ("x", "weight", "hidden", "w1") else None
         for numbers in torch.arange(rows.shape[0], device=rows.device).split(max(1, _SLICE // rows.shape[1])):
             values = _values(numbers, rows.shape[1], place, operand.dtype, largest_scale)
             if pairs is not None:
-                _cancel(values, pairs, is_x=name == "x")
+                _cancel(values, pairs, is_x=name in ("x", "hidden"))
             if by_block and self._blocks is not None:  # blocks cancel only at equal scales
                 values[:, self._blocks[1]] = values[:, self._blocks[0]]
+            values = _shrunk(values, name, self.shape)
             into = rows[numbers[0] : numbers[0] + len(numbers)]
             overwrite(into, values.to(operand.dtype) if values.is_floating_point() else values.view(operand.dtype))
+        if name[0] in "wb" and len(target) == dict(self.shape.extra).get("expert"):
+            experts = raw(target)
+            experts[1::2] = experts[: len(target) // 2 * 2 : 2]  # twins, see `_route`
         if isinstance(operand, ShuffledWeight):
             overwrite(memory, shuffle_weight(target, operand.layout_name))
 
@@ -139,8 +146,8 @@ class StandardOperands:
         Pairs lie at all distances; those of scaled blocks lie in two blocks of equal scales. At
         least every eighth does not cancel, so that a short row is not all zeros.
         """
-        largest, k, device = _CANCELLING.get(self.shape.dtype, 0), self.shape.k, rows.device
-        if not largest or k < 4 or rows.shape[1] != k or (self.shape.scale == "block" and self._blocks is None):
+        largest, k, device = self._cancelling, self._k, rows.device
+        if not largest or k < 4 or rows.shape[1] != k:
             return None
         if self._blocks is None:
             left, right = _halves(k, device)
@@ -194,6 +201,43 @@ def _cancel(values: torch.Tensor, pairs: tuple[torch.Tensor, torch.Tensor, torch
     if is_x:
         values[:, left] *= torch.ones_like(exponents).bitwise_left_shift(exponents).float()
     values[:, right] = -values[:, left] if is_x else values[:, left]
+
+
+def _shrunk(values: torch.Tensor, name: str, shape: Shape) -> torch.Tensor:
+    """Return values of an operand; those of experts shrink, so that neither stage's sums overflow fp16."""
+    suffix = "" if dict(shape.extra).get("q_type") in (None, "No") else "_scale"
+    width = {f"w1{suffix}": shape.n, f"w2{suffix}": shape.k}.get(name, 0)
+    if not width:
+        return values
+    exponent = width.bit_length() // 2
+    return values * 0.5**exponent if values.is_floating_point() else values - exponent
+
+
+def _route(shape: Shape, weights: torch.Tensor, ids: torch.Tensor) -> None:
+    """Overwrite the experts of each token; some are twins whose results cancel in the sum.
+
+    Twins are an expert of even number and the next one. Their weights are large and of unlike
+    signs, and other experts come between them.
+    """
+    topk, experts = ids.shape[1], int(shape["expert"])
+    twins = 0 if shape["doweight_stage1"] else (topk - 1) // 2
+    if topk - twins > experts // 2:  # too few pairs
+        order = _shuffled(len(ids), max(experts, topk), ids.device)[:, :topk]
+        routing = local_routing(weights, order, None, None, experts)
+    else:
+        first = _shuffled(len(ids), experts // 2, ids.device)[:, : topk - twins] * 2
+        exponents = _mixed(first + (9 << 40)) % (_CANCELLING[shape.dtype] + 1)
+        large = weights[:, : topk - twins] * torch.ones_like(first).bitwise_left_shift(exponents)
+        weights[:, 1 : 1 + twins] = large[:, 1 : 1 + twins]
+        weights[:, topk - twins :] = -large[:, 1 : 1 + twins]
+        routing = weights, torch.cat([first, first[:, 1 : 1 + twins] + 1], 1)
+    weights.copy_(routing[0])
+    ids.copy_(routing[1])
+
+
+def _shuffled(rows: int, count: int, device: torch.device) -> torch.Tensor:
+    """Return the numbers below *count*, shuffled otherwise in each row."""
+    return _mixed(torch.arange(rows * count, device=device) + (5 << 40)).reshape(rows, count).argsort(dim=1)
 
 
 def measure(operands: StandardOperands, bind: Bind, sizes: Iterable[int] = SIZES) -> Bits:
