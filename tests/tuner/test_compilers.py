@@ -48,7 +48,7 @@ def prepare(solution, shape):
     if solution.kernel_name == "dies idle": threading.Timer(0.2, lambda: os._exit(3)).start()
 @hookimpl
 def bind(): return Launcher(lambda x, w: x @ w.t())
-backend = Backend("brittle", sys.modules[__name__], ops=("a16w16",))
+backend, slow = (Backend(libtype, sys.modules[__name__], ops=("a16w16",)) for libtype in ("brittle", "slow"))
 """
 
 
@@ -59,7 +59,7 @@ def brittle(importable: Path) -> Registry:
     info = importable / "brittle_compiler-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: brittle-compiler\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[tunedgemm.backends]\nbrittle = brittle_compiler:backend\n")
+    (info / "entry_points.txt").write_text("[tunedgemm.backends]\nbrittle = brittle_compiler:backend\nslow = brittle_compiler:slow\n")
     return Registry()
 
 
@@ -122,6 +122,26 @@ def test_a_compiler_that_dies_idle_costs_no_candidate(brittle: Registry) -> None
     compilers.begin(shape, [fine], device)
 
     assert compilers._pool is None
+
+
+@pytest.mark.slow
+def test_a_slow_compiler_holds_up_neither_other_backends_nor_a_budget(brittle: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of another backend find a process, and a budget waits for the slow ones a while only."""
+    monkeypatch.setattr(compilers_module, "_PATIENCE", 1.0)
+    shapes, device = [Shape("a16w16", m, 16, 32) for m in range(1, 5)], device_of(-1)
+    fast, hangs = [Solution("brittle", f"fast {place}") for place in range(4)], Solution("slow", "hangs")
+    compilers = Compilers(jobs=2, registry=brittle)
+    try:
+        for shape in shapes:
+            compilers.begin(shape, [hangs, *fast], device)
+        begun = time.monotonic()
+        ready = compilers.ready(shapes[-1], [hangs, *fast], device, begun + 50)
+        seconds = time.monotonic() - begun
+    finally:
+        compilers.stop()
+
+    assert ready == fast
+    assert seconds < 40
 
 
 @pytest.mark.slow

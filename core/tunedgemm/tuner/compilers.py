@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
 from concurrent.futures import TimeoutError as Overdue
@@ -32,6 +33,9 @@ _log = logging.getLogger("tunedgemm")
 
 #: Seconds after which a stalled pool is replaced: tasks wait, but its processes use no CPU time.
 _STALLED = 20.0
+
+#: Least seconds without a finished compilation after which a budget no longer waits for the rest.
+_PATIENCE = 10.0
 
 #: One compilation: its device, shape and solution.
 Task = tuple[Device, Shape, Solution]
@@ -62,7 +66,7 @@ class Compilers:
         self._waiting: dict[Task, None] = {}
         self._spare: dict[Task, None] = {}  # compiled while nothing waits
         self._pending: dict[Task, _Job] = {}
-        self._running: set[Future[str]] = set()
+        self._running: dict[Future[str], str] = {}  # libtype by job
         self._awake: SpawnedPool | None = None  # the pool known to have started
         self._idle: tuple[float, float] | None = None  # (time, CPU seconds of the processes) at which a stall began
         self._stopped = ""  # why compiling ahead was given up
@@ -106,10 +110,14 @@ class Compilers:
                     del tasks[task]
 
     def _feed(self) -> None:
-        """Submit jobs to idle processes; the caller holds the lock."""
+        """Submit jobs to idle processes; the caller holds the lock.
+
+        Libtypes share the processes, since nvcc takes a minute and Triton a second for one kernel.
+        """
         self._look()
         while (tasks := self._waiting or self._spare) and len(self._running) < self._size and not self._stopped:
-            self._schedule(next(iter(tasks)))
+            running = Counter(self._running.values())
+            self._schedule(min(tasks, key=lambda task: running[task[2].libtype]))
 
     def _schedule(self, task: Task) -> None:
         """Submit a waiting task; the caller holds the lock."""
@@ -117,13 +125,13 @@ class Compilers:
         job = self._pending[task] = _Job(pool, pool.schedule(_prepare, args=task, timeout=self._timeout or None))
         self._waiting.pop(task, None)
         self._spare.pop(task, None)
-        self._running.add(job.future)
+        self._running[job.future] = task[2].libtype
         job.future.add_done_callback(lambda _: self._on_end(job))
 
     def _on_end(self, job: _Job) -> None:
         with self._lock:
             self._on_wake(job.pool)
-            self._running.discard(job.future)
+            self._running.pop(job.future, None)
             self._feed()
 
     def _look(self) -> None:
@@ -146,6 +154,11 @@ class Compilers:
                 if task in self._waiting:
                     self._schedule(task)
 
+    def _put_first(self, tasks: Iterable[Task]) -> None:
+        with self._lock:
+            self._waiting = {task: None for task in tasks if task in self._waiting} | self._waiting
+            self._feed()
+
     def finish(self, shape: Shape, solutions: Iterable[Solution], device: Device) -> list[Timing]:
         """Wait for compilations; return a Timing for each that failed."""
         solutions = tuple(solutions)
@@ -165,15 +178,23 @@ class Compilers:
         return [solution for solution, job in jobs.items() if solution not in waiting and (job is None or job.future.done())]
 
     def ready(self, shape: Shape, solutions: Sequence[Solution], device: Device, deadline: float) -> list[Solution]:
-        """Wait until *deadline* (`time.monotonic`); return the solutions compiled by then."""
+        """Wait until *deadline* (`time.monotonic`); return the solutions compiled by then.
+
+        Once some are compiled, slower ones are waited for as long again, and for `_PATIENCE`.
+        """
         self.begin(shape, solutions, device)
+        began = last = time.monotonic()
+        finished = 0
         while True:
-            self._feed_first((device, shape, solution) for solution in solutions)
+            self._put_first((device, shape, solution) for solution in solutions)
             with self._lock:
                 jobs = {solution: self._pending.get((device, shape, solution)) for solution in solutions}
                 waiting = {solution for solution in solutions if (device, shape, solution) in self._waiting}
             running = {solution: job.future for solution, job in jobs.items() if job is not None and not job.future.done()}
-            left = deadline - time.monotonic()
+            compiled = sum(job is not None for job in jobs.values()) - len(running)
+            now = time.monotonic()
+            finished, last = (compiled, now) if compiled > finished else (finished, last)
+            left = min(deadline, last + max(_PATIENCE, last - began) if finished else math.inf) - now
             if left <= 0 or not (running or waiting):
                 return [solution for solution in solutions if solution not in running and solution not in waiting]
             wait(running.values(), timeout=min(left, 1.0), return_when=FIRST_COMPLETED)
