@@ -41,6 +41,7 @@ def prepare(solution, shape):
     if solution.kernel_name == "raises": raise ValueError("no such register")
     if solution.kernel_name == "dies": os.abort()
     if solution.kernel_name == "hangs": time.sleep(60)
+    if solution.kernel_name.startswith("takes"): time.sleep(float(solution.kernel_name.split()[1]))
     if solution.kernel_name == "exits": sys.exit("enough")
     if solution.kernel_name.startswith("noted"):
         with open(os.environ["NOTES"], "a") as notes: print(shape.m, solution.kernel_name, file=notes)
@@ -126,22 +127,26 @@ def test_a_compiler_that_dies_idle_costs_no_candidate(brittle: Registry) -> None
 
 @pytest.mark.slow
 def test_a_slow_compiler_holds_up_neither_other_backends_nor_a_budget(brittle: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels of another backend find a process, and a budget waits for the slow ones a while only."""
-    monkeypatch.setattr(compilers_module, "_PATIENCE", 1.0)
-    shapes, device = [Shape("a16w16", m, 16, 32) for m in range(1, 5)], device_of(-1)
-    fast, hangs = [Solution("brittle", f"fast {place}") for place in range(4)], Solution("slow", "hangs")
-    compilers = Compilers(jobs=2, registry=brittle)
+    """A budget waits once for the first long compilations beside short ones, and for all of a libtype alone."""
+    monkeypatch.setattr(compilers_module, "_LONG", 1.0)
+    shapes, device = [Shape("a16w16", m, 16, 32) for m in range(1, 6)], device_of(-1)
+    fast, takes = [Solution("brittle", f"fast {place}") for place in range(4)], [Solution("slow", f"takes 4.{place}") for place in range(2)]
+    mixed, straggler = [*takes, *fast], [*fast, Solution("brittle", "hangs")]
+    compilers = Compilers(jobs=4, registry=brittle)
+    answers, seconds = [], []
     try:
-        for shape in shapes:
-            compilers.begin(shape, [hangs, *fast], device)
-        begun = time.monotonic()
-        ready = compilers.ready(shapes[-1], [hangs, *fast], device, begun + 50)
-        seconds = time.monotonic() - begun
+        assert compilers.finish(shapes[0], fast, device) == []  # the processes have started
+        for shape, solutions in zip(shapes, (mixed, mixed, mixed, takes, straggler), strict=True):
+            begun = time.monotonic()
+            answers.append(compilers.ready(shape, solutions, device, begun + 50))
+            seconds.append(time.monotonic() - begun)
     finally:
         compilers.stop()
 
-    assert ready == fast
-    assert seconds < 40
+    assert answers == [fast, fast, fast, takes, fast]
+    assert max(seconds[1:3]) < 1
+    assert 4 <= seconds[3] < 40
+    assert seconds[4] < 40
 
 
 @pytest.mark.slow

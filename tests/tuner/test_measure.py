@@ -270,6 +270,9 @@ def test_at_the_power_cap_each_solution_runs_alone() -> None:
     assert times[B] / times[A] == pytest.approx(1050 * 1.2 / 1300, rel=0.01)
     assert [solutions for solutions, _ in chip.asked] == [(A,), (B,), (B,), (A,), (A,), (B,)]
     assert all(rounds * 10 * min(times.values()) >= STEADY_S * 1e6 * 0.9 for _, rounds in chip.asked)
+    chip.asked.clear()
+    steady(known, chip, turns=1)
+    assert [solutions for solutions, _ in chip.asked] == [(A,), (B,)]
 
 
 def test_a_solution_that_fails_alone_is_not_timed_again() -> None:

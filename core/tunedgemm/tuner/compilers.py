@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
 from concurrent.futures import TimeoutError as Overdue
 
@@ -34,8 +34,9 @@ _log = logging.getLogger("tunedgemm")
 #: Seconds after which a stalled pool is replaced: tasks wait, but its processes use no CPU time.
 _STALLED = 20.0
 
-#: Least seconds without a finished compilation after which a budget no longer waits for the rest.
-_PATIENCE = 10.0
+#: Seconds after which a compilation is long, and a budget no longer waits for it. nvcc takes a
+#: minute for a kernel, Triton one to three seconds.
+_LONG = 10.0
 
 #: One compilation: its device, shape and solution.
 Task = tuple[Device, Shape, Solution]
@@ -47,6 +48,13 @@ class _Job:
 
     pool: SpawnedPool
     future: Future[str]
+    libtype: str
+    begun: float = attrs.field(factory=time.monotonic)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it has run for `_LONG`."""
+        return time.monotonic() - self.begun >= _LONG
 
 
 class Compilers:
@@ -66,7 +74,9 @@ class Compilers:
         self._waiting: dict[Task, None] = {}
         self._spare: dict[Task, None] = {}  # compiled while nothing waits
         self._pending: dict[Task, _Job] = {}
-        self._running: dict[Future[str], str] = {}  # libtype by job
+        self._libtypes: set[str] = set()  # of all tasks
+        self._running: set[_Job] = set()
+        self._ended: Counter[tuple[str, bool]] = Counter()  # compilations by libtype and whether they were long
         self._awake: SpawnedPool | None = None  # the pool known to have started
         self._idle: tuple[float, float] | None = None  # (time, CPU seconds of the processes) at which a stall began
         self._stopped = ""  # why compiling ahead was given up
@@ -90,17 +100,16 @@ class Compilers:
 
         *Spare* ones are compiled while no others wait; *first* ones before all others.
         """
-        solutions = tuple(solutions)
-        for solution in solutions:
-            task = device, shape, solution
-            if self._prepares(solution.libtype):
-                with self._lock:
-                    if task not in self._pending and not self._stopped:
-                        self._spare.pop(task, None)
-                        (self._spare if spare else self._waiting)[task] = None
-                        self._feed()
+        tasks = [(device, shape, solution) for solution in solutions if self._prepares(solution.libtype)]
+        with self._lock:
+            for task in tasks:
+                if task not in self._pending and not self._stopped:
+                    self._libtypes.add(task[2].libtype)
+                    self._spare.pop(task, None)
+                    (self._spare if spare else self._waiting)[task] = None
+            self._feed()
         if first:
-            self._feed_first((device, shape, solution) for solution in solutions)
+            self._feed_first(tasks)
 
     def drop(self, shape: Shape, device: Device) -> None:
         """Forget the compilations of a finished shape; those that run go on."""
@@ -110,28 +119,40 @@ class Compilers:
                     del tasks[task]
 
     def _feed(self) -> None:
-        """Submit jobs to idle processes; the caller holds the lock.
-
-        Libtypes share the processes, since nvcc takes a minute and Triton a second for one kernel.
-        """
+        """Submit jobs to idle processes; the caller holds the lock."""
         self._look()
-        while (tasks := self._waiting or self._spare) and len(self._running) < self._size and not self._stopped:
-            running = Counter(self._running.values())
-            self._schedule(min(tasks, key=lambda task: running[task[2].libtype]))
+        while len(self._running) < self._size and not self._stopped and (task := self._next()):
+            self._schedule(task)
+
+    def _next(self) -> Task | None:
+        """Return the waiting task, else the spare one, whose libtype has the fewest processes.
+
+        Of several libtypes, a slow one gets at most half of the processes. So the others, of which
+        a search asks for more at any moment, never wait for its end.
+        """
+        running = Counter(job.libtype for job in self._running)
+        full = {libtype for libtype, number in running.items() if 2 * number >= self._size and self._is_slow(libtype)}
+        full = full if len(self._libtypes) > 1 else set()
+        for tasks in (self._waiting, self._spare):
+            if possible := [task for task in tasks if task[2].libtype not in full]:
+                return min(possible, key=lambda task: running[task[2].libtype])
+        return None
 
     def _schedule(self, task: Task) -> None:
         """Submit a waiting task; the caller holds the lock."""
         pool = self._running_pool()
-        job = self._pending[task] = _Job(pool, pool.schedule(_prepare, args=task, timeout=self._timeout or None))
+        job = self._pending[task] = _Job(pool, pool.schedule(_prepare, args=task, timeout=self._timeout or None), task[2].libtype)
         self._waiting.pop(task, None)
         self._spare.pop(task, None)
-        self._running[job.future] = task[2].libtype
+        self._running.add(job)
         job.future.add_done_callback(lambda _: self._on_end(job))
 
     def _on_end(self, job: _Job) -> None:
         with self._lock:
             self._on_wake(job.pool)
-            self._running.pop(job.future, None)
+            if job in self._running:
+                self._running.remove(job)
+                self._ended[job.libtype, job.is_long] += 1
             self._feed()
 
     def _look(self) -> None:
@@ -180,24 +201,38 @@ class Compilers:
     def ready(self, shape: Shape, solutions: Sequence[Solution], device: Device, deadline: float) -> list[Solution]:
         """Wait until *deadline* (`time.monotonic`); return the solutions compiled by then.
 
-        Once some are compiled, slower ones are waited for as long again, and for `_PATIENCE`.
+        Those of a slow libtype are waited for only while no other libtype has compiled one. They go
+        on, and may be ready for a later shape. A libtype's few long ones are not waited for.
         """
         self.begin(shape, solutions, device)
-        began = last = time.monotonic()
-        finished = 0
         while True:
             self._put_first((device, shape, solution) for solution in solutions)
-            with self._lock:
-                jobs = {solution: self._pending.get((device, shape, solution)) for solution in solutions}
-                waiting = {solution for solution in solutions if (device, shape, solution) in self._waiting}
-            running = {solution: job.future for solution, job in jobs.items() if job is not None and not job.future.done()}
-            compiled = sum(job is not None for job in jobs.values()) - len(running)
-            now = time.monotonic()
-            finished, last = (compiled, now) if compiled > finished else (finished, last)
-            left = min(deadline, last + max(_PATIENCE, last - began) if finished else math.inf) - now
-            if left <= 0 or not (running or waiting):
-                return [solution for solution in solutions if solution not in running and solution not in waiting]
-            wait(running.values(), timeout=min(left, 1.0), return_when=FIRST_COMPLETED)
+            compiled = self.compiled(shape, solutions, device)
+            awaited = self._awaited(shape, solutions, compiled, device)
+            left = deadline - time.monotonic()
+            if left <= 0 or not awaited:
+                return compiled
+            with self._lock:  # the end of any lets a waiting one begin
+                jobs = {job for job in awaited if job is not None} | self._running
+            wait([job.future for job in jobs], timeout=min(left, 1.0), return_when=FIRST_COMPLETED)
+
+    def _awaited(self, shape: Shape, solutions: Iterable[Solution], compiled: Collection[Solution], device: Device) -> list[_Job | None]:
+        """Return the compilations that a budget waits for; None for one that has not begun."""
+        others = {solution.libtype for solution in compiled if self._prepares(solution.libtype)}
+        awaited = []
+        with self._lock:
+            for solution in solutions:
+                job = self._pending.get((device, shape, solution))
+                is_slow = self._is_slow(solution.libtype)
+                is_late = bool(others - {solution.libtype}) if is_slow else job is not None and job.is_long
+                if solution not in compiled and not is_late:
+                    awaited.append(job)
+        return awaited
+
+    def _is_slow(self, libtype: str) -> bool:
+        """Check whether most compilations of a libtype are long, of those that tell."""
+        long = self._ended[libtype, True] + sum(job.is_long for job in self._running if job.libtype == libtype)
+        return long > self._ended[libtype, False]
 
     def drain(self, deadline: float = math.inf) -> None:
         """Wait until *deadline* (`time.monotonic`) for all compilations, which would disturb timing on a CPU."""
@@ -258,7 +293,7 @@ class Compilers:
         A process killed while fetching a task loses it, or keeps the queue's lock.
         """
         with self._lock:
-            tasks = {future, *self._running}
+            tasks = {future, *(job.future for job in self._running)}
             begun = sum(task.running() for task in tasks)
             if self._awake is not pool or begun >= self._size or all(task.running() or task.done() for task in tasks):
                 self._idle = None

@@ -106,7 +106,7 @@ def paired_comparison(few: Sequence[Solution], sample: Sample, effort: Effort) -
     return run.answers()
 
 
-def steady(few: Mapping[Solution, Samples], sample: Sample) -> dict[Solution, Samples | Timing]:
+def steady(few: Mapping[Solution, Samples], sample: Sample, turns: int = TURNS) -> dict[Solution, Samples | Timing]:
     """Time a few solutions each alone, long enough for the clock to settle.
 
     At the power cap, a call's time follows from its energy. Interleaved rounds share one clock, so
@@ -115,13 +115,14 @@ def steady(few: Mapping[Solution, Samples], sample: Sample) -> dict[Solution, Sa
     Args:
         few: the solutions with their earlier samples.
         sample: takes the samples.
+        turns: turns of each solution, of `STEADY_S`.
 
     Returns:
         The samples of the second half of each turn, or the Timing of its failure.
     """
     answers: dict[Solution, Samples | Timing] = {}
     rounds = max(2, math.ceil(STEADY_S * 1e6 / min(_median(samples.us) * samples.calls for samples in few.values())))
-    for turn in range(TURNS):
+    for turn in range(turns):
         for solution in list(few)[:: -1 if turn % 2 else 1]:
             earlier = answers.get(solution)
             if isinstance(earlier, Timing):

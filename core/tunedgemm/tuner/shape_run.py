@@ -15,7 +15,7 @@ import attrs
 
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.measure import Effort, median_and_noise, paired_comparison, race, steady
+from tunedgemm.tuner.measure import TURNS, Effort, median_and_noise, paired_comparison, race, steady
 from tunedgemm.tuner.open_device import OpenDevice
 from tunedgemm.tuner.roofline import floor_us
 from tunedgemm.tuner.screen import screen
@@ -362,7 +362,7 @@ class ShapeRun:
             capped = {key: answer for key, answer in answers.items() if isinstance(answer, Samples) and POWER_CAP in answer.throttled}
             if len(capped) < len(answers) or time.monotonic() >= self.deadline:
                 return challenger
-            if self._gain(challenger, holder, steady(capped, self._sample)) >= 1:
+            if self._gain(challenger, holder, steady(capped, self._sample, 1 if self._quick else TURNS)) >= 1:
                 return challenger
         return holder
 
