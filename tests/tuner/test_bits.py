@@ -24,6 +24,9 @@ from tunedgemm.tuner.trial import CONTENTS
 CPU, OP, SHAPE = torch.device("cpu"), op_named("a16w16"), Shape("a16w16", 0, 32, 256)
 SIZES = (1, 2, 16, 17, 33)
 
+#: Multiplies x by a transposed weight.
+Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
 
 def bits_of(call: Callable[..., torch.Tensor], shape: Shape = SHAPE, sizes: tuple[int, ...] = SIZES) -> Bits:
     operands = StandardOperands(op_named(shape.op), shape, CPU)
@@ -91,7 +94,12 @@ def test_sums_show_how_they_were_rounded() -> None:
     assert len({bits_of(order, shape, (CONTENTS,)).label for order in orders}) == 3
 
 
-def in_parts(at: Shape, *operands: torch.Tensor, parts: int, step: int = BLOCK) -> torch.Tensor:
+def exactly(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Multiply a block in float32."""
+    return x.float() @ weight.float().t()
+
+
+def in_parts(at: Shape, *operands: torch.Tensor, parts: int, step: int = BLOCK, multiply: Multiply = exactly) -> torch.Tensor:
     """Add *parts* of K after each other, each in steps of K; by block, sums of a step have their scales."""
     x, weight, *scales = operands
     out, first, by_block = torch.zeros(len(x), len(weight)), 0, at.scale == "block"
@@ -99,7 +107,7 @@ def in_parts(at: Shape, *operands: torch.Tensor, parts: int, step: int = BLOCK) 
         sums = torch.zeros_like(out)
         for number in part.tolist():
             place = slice(number * step, (number + 1) * step)
-            product = x[:, place].float() @ weight[:, place].float().t()
+            product = multiply(x[:, place], weight[:, place])
             if by_block:
                 product = product * (scales[0][:, number : number + 1] * scales[1][:, number].repeat_interleave(BLOCK)[: len(weight)])
             sums += product
@@ -116,6 +124,23 @@ BY_ROW = Shape("a8w8", 0, 64, 4096, "fp8_e4m3fn", "bf16", scale="row")
 def test_each_number_of_parts_has_a_label(shape: Shape) -> None:
     """Split-K of 1 to 6 parts gives six classes, by block, too."""
     assert len({bits_of(functools.partial(in_parts, parts=parts), shape, (CONTENTS,)).label for parts in range(1, 7)}) == 6
+
+
+def hopper(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Multiply a block as wgmma does fp8: 32 products at a time, cut to 13 bits below the largest."""
+    out = torch.zeros(len(x), len(weight), dtype=torch.float64)
+    for first, second in zip(x.double().split(32, 1), weight.double().split(32, 1), strict=True):
+        terms = torch.cat([first.unsqueeze(1) * second, out.unsqueeze(2)], 2)
+        unit = terms.abs().amax(2, keepdim=True).clamp_min(2.0**-60).log2().floor().sub(13).exp2()
+        out = (terms / unit).trunc().mul(unit).sum(2)
+    return out.float()
+
+
+@pytest.mark.parametrize("k", [2048, 4096])
+def test_parts_of_promoted_fp8_have_labels(k: int) -> None:
+    """Sums of blocks that the tensor core has cut, added in float32, in 1 to 6 parts."""
+    shape = attrs.evolve(BY_ROW, n=8, k=k)
+    assert len({bits_of(functools.partial(in_parts, parts=parts, multiply=hopper), shape, (CONTENTS,)).label for parts in range(1, 7)}) == 6
 
 
 EXPERTS = attrs.evolve(next(shape for shape in op_named("fmoe").examples if shape.m == 1), k=64)

@@ -127,7 +127,7 @@ def test_a_compiler_that_dies_idle_costs_no_candidate(brittle: Registry) -> None
 
 @pytest.mark.slow
 def test_a_slow_compiler_holds_up_neither_other_backends_nor_a_budget(brittle: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A budget waits once for the first long compilations beside short ones, and for all of a libtype alone."""
+    """A budget waits once for long compilations among short ones, and for all of a libtype alone."""
     monkeypatch.setattr(compilers_module, "_LONG", 1.0)
     shapes, device = [Shape("a16w16", m, 16, 32) for m in range(1, 6)], device_of(-1)
     fast, takes = [Solution("brittle", f"fast {place}") for place in range(4)], [Solution("slow", f"takes 4.{place}") for place in range(2)]

@@ -34,6 +34,9 @@ _CANCELLING = {"bf16": 10, "fp16": 8, "fp8_e4m3fn": 7, "fp8_e4m3fnuz": 7, "fp8_e
 #: Exponents of other elements, from 0 down: few bits of a mantissa need more of them, or float32
 #: would hold sums exactly, whatever their order.
 _EXPONENTS, _EXPONENTS_FP8 = 3, 6
+#: Least and largest exponent of a whole block of fp8. Hopper keeps about 14 bits of a block's sum
+#: (arXiv 2412.19437, section 3.5.2), so float32 adds blocks of like exponents exactly.
+_LEAST, _LARGEST = -3, 7
 #: Bits of the mantissa by dtype of torch; 2 of the others.
 _MANTISSA = {
     torch.bfloat16: 7, torch.float16: 10, torch.float32: 23, torch.float64: 23, torch.float8_e4m3fn: 3, torch.float8_e4m3fnuz: 3,
@@ -88,10 +91,11 @@ class StandardOperands:
         kind, weights, x = (str(dict(shape.extra).get(name, "")) for name in ("q_type", "q_dtype_w", "q_dtype_a"))
         self._k, by_block = (shape.n if kind else shape.k), kind in BLOCK_ROWS or shape.scale == "block"
         self._int8 = "int8" in (shape.dtype, weights)
-        whole = self._k // BLOCK if by_block else 0
-        self._blocks = _halves(whole, device) if whole > 1 else None
+        whole, dtype = self._k // BLOCK, x or shape.dtype
+        self._in_blocks = not by_block and kind != "per_1x32" and dtype.startswith("fp8") and whole > 1
+        self._blocks = _halves(whole, device) if whole > 1 and (by_block or self._in_blocks) else None
         cancels = kind != "per_1x32" and (self._blocks is not None or not by_block)
-        self._cancelling = _CANCELLING.get(x or shape.dtype, 0) if cancels else 0
+        self._cancelling = _CANCELLING.get(dtype, 0) if cancels else 0
         self._made: dict[tuple[int, int], tuple[Any, ...]] = {}
         self._contents: dict[int, tuple[torch.Tensor, tuple[Any, ...]]] = {}  # by id, with the fingerprint when made
         self._operands = op.make_inputs(self.shape, device, 0)
@@ -125,10 +129,11 @@ class StandardOperands:
         by_block = "scale" in name and self._blocks is not None and rows.shape[1] == blocks(self._k)
         largest_scale = 0 if "scale" not in name else 2 ** (_INT8_SCALE if self._int8 else 1)
         pairs = self._pairs(rows) if name in ("x", "weight", "hidden", "w1") else None
+        exponents = _EXPONENTS_FP8 if not largest_scale and operand.dtype.itemsize == 1 and not self._in_blocks else _EXPONENTS
         for numbers in torch.arange(rows.shape[0], device=rows.device).split(max(1, _SLICE // rows.shape[1])):
-            values = _values(numbers, rows.shape[1], place, operand.dtype, largest_scale)
+            values = _values(numbers, rows.shape[1], place, operand.dtype, largest_scale, exponents)
             if pairs is not None:
-                _cancel(values, pairs, is_x=name in ("x", "hidden"))
+                _cancel(values, pairs, is_x=name in ("x", "hidden"), both=self._in_blocks)
             if by_block and self._blocks is not None:  # blocks cancel only at equal scales
                 values[:, self._blocks[1]] = values[:, self._blocks[0]]
             values = _shrunk(values, name, self.shape)
@@ -143,8 +148,9 @@ class StandardOperands:
     def _pairs(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
         """Return the columns of pairs of elements that cancel, and their exponents; None if none do.
 
-        Pairs lie at all distances; those of scaled blocks lie in two blocks of equal scales. At
-        least every eighth does not cancel, so that a short row is not all zeros.
+        Pairs lie at all distances; those of scaled blocks lie in two blocks of equal scales, and
+        those of fp8 in two blocks of an exponent, both factors. At least every eighth does not
+        cancel, in fp8 every sixteenth, so that a short row is not all zeros.
         """
         largest, k, device = self._cancelling, self._k, rows.device
         if not largest or k < 4 or rows.shape[1] != k:
@@ -155,8 +161,12 @@ class StandardOperands:
             columns = torch.arange(BLOCK, device=device)
             left = (self._blocks[0].reshape(-1, 1) * BLOCK + columns).reshape(-1)
             right = (self._blocks[1].reshape(-1, 1) * BLOCK + torch.cat(_halves(BLOCK, device))).reshape(-1)
-        exponents = _mixed(left + (9 << 40)) % (largest + 1)
-        used = (exponents > 0) & (torch.arange(len(left), device=device) % 8 > 0)
+        places = torch.arange(len(left), device=device)
+        if self._in_blocks:  # the first two at the extremes
+            exponents, used = _LEAST + places // BLOCK * (_LARGEST - _LEAST) % (_LARGEST - _LEAST + 1), places % 16 > 0
+        else:
+            exponents = _mixed(left + (9 << 40)) % (largest + 1)
+            used = (exponents > 0) & (places % 8 > 0)
         return left[used], right[used], exponents[used]
 
 
@@ -174,10 +184,10 @@ def _mixed(numbers: torch.Tensor) -> torch.Tensor:
     return (mixed ^ ((mixed & _WORD) >> 33)) & (_WORD >> 1)
 
 
-def _values(rows: torch.Tensor, columns: int, seed: int, dtype: torch.dtype, largest_scale: float) -> torch.Tensor:
+def _values(rows: torch.Tensor, columns: int, seed: int, dtype: torch.dtype, largest_scale: float, exponents: int) -> torch.Tensor:
     """Return float32 [rows, columns] that *dtype* holds exactly.
 
-    Magnitudes are from 1/4 to 2, in fp8 from 1/32.
+    Magnitudes have that many *exponents*, from 0 down.
 
     int8 gets integers from -127 to 127, and packed 4-bit values any bytes. Scales, for which
     *largest_scale* is not 0, are above 0; e8m0 ones, as bytes, are 2^-7 to 1.
@@ -190,16 +200,18 @@ def _values(rows: torch.Tensor, columns: int, seed: int, dtype: torch.dtype, lar
         return (bits % 8 + 120 if largest_scale else bits % 256).to(torch.uint8)
     mantissa = 1 << _MANTISSA.get(dtype, 2)
     values = ((bits & (mantissa - 1)) + mantissa).float() / mantissa
-    exponents = _EXPONENTS_FP8 if dtype.itemsize == 1 and not largest_scale else _EXPONENTS
     values /= torch.ones_like(bits).bitwise_left_shift((bits >> 30) % exponents).float()
     return values * (largest_scale / 2) if largest_scale else torch.where((bits >> 40) & 1 == 1, -values, values)
 
 
-def _cancel(values: torch.Tensor, pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor], *, is_x: bool) -> None:
-    """Make pairs of elements cancel: both factors are equal but for the sign of x."""
+def _cancel(values: torch.Tensor, pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor], *, is_x: bool, both: bool) -> None:
+    """Make pairs of elements cancel: both factors are equal but for the sign of x.
+
+    x has the exponents, and with *both* the weight, too.
+    """
     left, right, exponents = pairs
-    if is_x:
-        values[:, left] *= torch.ones_like(exponents).bitwise_left_shift(exponents).float()
+    if is_x or both:
+        values[:, left] *= torch.ones_like(exponents).bitwise_left_shift(exponents - _LEAST).float() * 0.5**-_LEAST
     values[:, right] = -values[:, left] if is_x else values[:, left]
 
 

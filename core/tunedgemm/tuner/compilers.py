@@ -53,7 +53,7 @@ class _Job:
 
     @property
     def is_long(self) -> bool:
-        """Whether it has run for `_LONG`."""
+        """Check whether it has run for `_LONG`."""
         return time.monotonic() - self.begun >= _LONG
 
 
