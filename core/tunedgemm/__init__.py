@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # what `__getattr__` returns, for type checkers and editors
     from tunedgemm.ops.a8w8_blockscale import gemm_a8w8_blockscale_bpreshuffle as gemm_a8w8_blockscale_bpreshuffle
     from tunedgemm.ops.a16w4_blockscale import gemm_a16wfp4 as gemm_a16wfp4
     from tunedgemm.ops.a16w16 import gemm_a16w16 as gemm_a16w16
+    from tunedgemm.ops.a16wn import gemm_a16wn as gemm_a16wn
     from tunedgemm.ops.batched import batched_gemm_a8w8 as batched_gemm_a8w8
     from tunedgemm.ops.batched import batched_gemm_bf16 as batched_gemm_bf16
     from tunedgemm.ops.fmoe import ActivationType as ActivationType

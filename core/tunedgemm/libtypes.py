@@ -44,6 +44,7 @@ OF_AITERS_OPS = {
     "a8w8_blockscale_bpreshuffle": ("asm", "ck", "cktile", "flydsl", "opus", "triton"),
     "a4w4_blockscale": ("asm", "ck"),
     "a16w4_blockscale": (),
+    "a16wn": (),
     "batched_bf16": ("ck",),
     "batched_a8w8": ("ck",),
     "fmoe": ("asm", "ck", "flydsl"),

@@ -219,8 +219,9 @@ class Op:
 
     @functools.cached_property
     def matrices(self) -> tuple[int, ...]:
-        """Return the positions of the weights, without scales and biases."""
-        return tuple(index for index in self.weights if not any(word in self.operands[index] for word in ("scale", "bias")))
+        """Return the positions of the weights, without scales, zero points, indices and biases."""
+        words = ("scale", "zeros", "index", "bias")
+        return tuple(index for index in self.weights if not any(word in self.operands[index] for word in words))
 
     @functools.cached_property
     def key_of(self) -> Callable[..., Any]:

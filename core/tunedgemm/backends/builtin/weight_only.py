@@ -1,0 +1,89 @@
+"""Routes of a16wn: the weight is decoded in each call.
+
+Launcher operands: x [..., K], weight, w_scale, then w_zeros, w_index, w_global_scale and bias [N],
+each absent where the format has none. A global scale multiplies the product in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from tunedgemm.backends.builtin.product import finish
+from tunedgemm.backends.builtin.route import Family, Route
+from tunedgemm.device import Device
+from tunedgemm.dtype import torch_dtype
+from tunedgemm.ops.weight_formats import format_of
+from tunedgemm.shape import Shape
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _decoded(shape: Shape, device: Device) -> Callable[..., Any]:
+    """Decode the weight to the dtype of x, then multiply."""
+    import torch
+
+    from tunedgemm.ops.formats.weight_only import Weight, decode
+
+    del device
+    form, n, k, inner, out_dtype = format_of(shape), shape.n, shape.k, torch_dtype(shape.dtype), torch_dtype(shape.outdtype)
+    is_plain = _is_plain(shape)
+
+    def decoded(x: torch.Tensor, *operands: Any) -> torch.Tensor:
+        values, bias = decode(form, Weight(*operands[:5]), inner), operands[5] if len(operands) > 5 else None
+        if is_plain:
+            return torch._C._nn.linear(x, values, None if bias is None else bias.view(n))
+        out = torch.mm(x.reshape(-1, k), values.t(), out_dtype=torch.float32)
+        out = out.mul_(operands[4]) if form.has_global else out
+        return finish(out, bias, out_dtype, (*x.shape[:-1], n))
+
+    return decoded
+
+
+def _float32(shape: Shape, device: Device) -> Callable[..., Any]:
+    """Decode the weight to float32, then multiply in float32."""
+    import torch
+
+    from tunedgemm.ops.formats.weight_only import Weight, decode
+
+    del device
+    form, n, k, out_dtype = format_of(shape), shape.n, shape.k, torch_dtype(shape.outdtype)
+
+    def float32(x: torch.Tensor, *operands: Any) -> torch.Tensor:
+        values, bias = decode(form, Weight(*operands[:5])), operands[5] if len(operands) > 5 else None
+        out = torch.mm(x.reshape(-1, k).to(torch.float32), values.t())
+        out = out.mul_(operands[4]) if form.has_global else out
+        return finish(out, bias, out_dtype, (*x.shape[:-1], n))
+
+    return float32
+
+
+def _is_plain(shape: Shape) -> bool:
+    """Return whether torch's linear has the shape's output and bias, with nothing after it."""
+    same = shape.outdtype == shape.dtype and shape.bias_dtype in ("", shape.dtype)
+    return same and not format_of(shape).has_global
+
+
+def _unfit(shape: Shape, device: Device) -> str:
+    """Return why a weight or product in the dtype of x is too coarse for the output; "" if not."""
+    form, dtype = format_of(shape), shape.dtype
+    if dtype == "fp16" and {"fp32", "e8m0"} & set(form.scale):
+        return f"has less range than scales in {form.scale[0]}"
+    if device.kind == "cpu" and not _is_plain(shape):
+        return f"rounds to {dtype} on a CPU before the global scale, bias and output"
+    if dtype not in form.exact and shape.outdtype != dtype:
+        return f"rounds values of {form.name}, too coarse for {shape.outdtype}"
+    return ""
+
+
+def _native(shape: Shape, device: Device) -> str:
+    return family.first(shape, device, "decoded", "float32")
+
+
+family = Family(
+    MappingProxyType({"decoded": Route(_decoded, _unfit), "float32": Route(_float32)}),
+    _native,
+    lambda _, call: call,
+)

@@ -1,0 +1,310 @@
+"""a16wn: ``out[..., N] = x[..., K] @ decoded(weight)[N, K].T (+ bias[N])``, 16-bit activations.
+
+Field ``w_format`` of the shape names the weight's format (`tunedgemm.ops.weight_formats`), and
+``w_group`` the elements of K that share a scale, 0 for the whole row. Weights, scales and zero
+points are as checkpoints store them. A global scale multiplies the float32 accumulator.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tunedgemm.dtype import short_dtype, torch_dtype
+from tunedgemm.errors import OperandError, ShapeError
+from tunedgemm.ops import quantised
+from tunedgemm.ops.domain import Domain
+from tunedgemm.ops.hot import hot, public
+from tunedgemm.ops.layout import plain_layout
+from tunedgemm.ops.op import unbiased
+from tunedgemm.ops.product import exact_dtype, exact_product
+from tunedgemm.ops.schema import BIAS, MNK, Dtype, Schema, Size, Word
+from tunedgemm.ops.weight_formats import FORMAT, FORMATS, GROUP, WeightFormat, format_of
+from tunedgemm.shape import Shape
+
+if TYPE_CHECKING:
+    import torch
+
+NAME = "a16wn"
+_OPERANDS = ("x", "weight", "w_scale", "w_zeros?", "w_index?", "w_global_scale?", "bias?")
+#: Dtypes of the activations; the first is the default of rows without one.
+_DTYPES = ("bf16", "fp16")
+
+_SCHEMA = Schema(
+    {"op": NAME, "scale": "block"},
+    key=(
+        *MNK,
+        Dtype("x_dtype", "dtype", _DTYPES[0], allowed=_DTYPES),
+        Word(FORMAT, FORMAT, None, allowed=lambda _: tuple(FORMATS)),
+        Size(GROUP, GROUP),
+    ),
+    own=(quantised.OUTDTYPE, BIAS),
+)
+_example = quantised.example_of(_SCHEMA)
+
+
+def _shape_of(  # noqa: PLR0913 - the op's operands
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    w_scale: torch.Tensor,
+    w_zeros: torch.Tensor | None = None,
+    w_index: torch.Tensor | None = None,
+    w_global_scale: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    *,
+    otype: torch.dtype | None = None,
+    w_format: str = "",
+) -> Shape:
+    if w_format not in FORMATS:
+        raise OperandError(f"{NAME}: unknown w_format (got {w_format!r}); use one of {', '.join(FORMATS)}")
+    form = FORMATS[w_format]
+    quantised.check_dtype(NAME, "x", x, _DTYPES)
+    quantised.check_dtype(NAME, "weight", weight, form.dtypes)
+    layout, dtype = plain_layout(NAME, weight), short_dtype(x.dtype)
+    n, k = _sizes(form, x, weight)
+    group = _group(form, n, k, w_scale)
+    scales = (form.scale_sizes(n, k, group), *(((1,),) if form.rows == 0 else ()))
+    _check(form, x, "w_scale", w_scale, scales, form.scale or (dtype,))
+    _check(form, x, "w_zeros", w_zeros, (form.zero_sizes(n, k, group),) if form.zeros is not None else (), form.dtypes)
+    _check(form, x, "w_index", w_index, ((k,),) if form.has_index else (), ("int32",))
+    _check(form, x, "w_global_scale", w_global_scale, ((), (1,)) if form.has_global else (), ("fp32",))
+    if x.device.type == "cpu":
+        check_values(w_index, w_global_scale, k // (group or k))
+    bias_dtype = quantised.bias_dtype_of(NAME, bias, n, x.device)
+    out, epilogue = quantised.outdtype_of(NAME, otype, dtype), "bias" if bias_dtype else "none"
+    extra: Any = {FORMAT: w_format, GROUP: group}
+    return Shape(NAME, quantised.rows_of(x), n, k, dtype, out, epilogue, bias_dtype, "block", layout, extra)
+
+
+def _check(
+    form: WeightFormat, x: torch.Tensor, name: str, operand: Any, sizes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]
+) -> None:
+    """Check an operand of the weight; without *sizes* the format has none."""
+    if operand is None and sizes:
+        remedy = {"w_zeros": "qzeros or weight_zero_point", "w_index": "g_idx"}.get(name, "scale")
+        raise OperandError(f"{NAME}: {name}: {form.name} needs it (got None); pass the checkpoint's {remedy}")
+    if operand is not None and not sizes:
+        hints = {"w_zeros": "the constant ones of a symmetric weight are left out", "w_index": "formats with act-order end in _order"}
+        remedy = f"; {hints[name]}" if name in hints else ""
+        raise OperandError(f"{NAME}: {name}: {form.name} has none (got {quantised.describe(operand)}){remedy}")
+    if operand is not None:
+        quantised.check_scale(NAME, name, operand, sizes, dtypes, x.device)
+        if not operand.is_contiguous():
+            raise OperandError(f"{NAME}: {name} must be contiguous (got strides {operand.stride()}); pass {name}.contiguous()")
+
+
+def _sizes(form: WeightFormat, x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int]:
+    """Return N and K; raise an error if x and the stored weight do not match."""
+    n, k = form.turned(*weight.shape) if weight.dim() == 2 else (0, 0)
+    n, k = (n, k * form.per) if form.along == "k" else (n * form.per, k)
+    if weight.dim() != 2 or not x.dim() or x.shape[-1] != k or x.device != weight.device:
+        over = f"/{form.per}" if form.per > 1 else ""
+        names = ["N", f"K{over}"] if form.along == "k" else [f"N{over}", "K"]
+        wanted = ", ".join(reversed(names) if form.is_kn else names)
+        raise OperandError(
+            f"{NAME}: the weight of {form.name} must be [{wanted}] for x [..., K] on its device "
+            f"(got x {quantised.describe(x)}, weight {quantised.describe(weight)})"
+        )
+    if not n or not k:
+        raise ShapeError(f"{NAME}: N and K must be at least 1 (got N={n}, K={k})")
+    return n, k
+
+
+def _group(form: WeightFormat, n: int, k: int, w_scale: torch.Tensor) -> int:
+    """Return the elements of K per scale, by the sizes of the scales; 0 for the whole row.
+
+    Raises:
+        OperandError: no valid group has these scales.
+    """
+    if form.groups == (0,):
+        return 0
+    groups = [group for group in form.groups if k % (group or k) == 0]
+    fits = [group for group in groups if tuple(w_scale.shape) == form.scale_sizes(n, k, group)]
+    if not fits:
+        wanted = " or ".join(f"{list(form.scale_sizes(n, k, group))} for group {group or 'K'}" for group in groups)
+        fault = f"must be {wanted}" if wanted else f"needs a group of {' or '.join(map(str, form.groups))}, which must divide K={k}"
+        hint = "; of a sharded weight with act-order, keep the scales of all groups" if form.has_index else ""
+        raise OperandError(f"{NAME}: w_scale of {form.name} {fault} (got {quantised.describe(w_scale)}){hint}")
+    return min(fits)
+
+
+def check_values(w_index: torch.Tensor | None, w_global_scale: torch.Tensor | None, groups: int) -> None:
+    """Check that an act-order index names groups that exist, and the convention of a global scale.
+
+    Calls on a CPU do so when they look up their row. On a GPU that would wait for the device: check
+    a layer there once, when it is loaded.
+
+    Raises:
+        OperandError: a group is outside, or the scale is one that divides.
+    """
+    if w_index is not None and _is_readable(w_index):
+        low, high = (int(end) for end in w_index.aminmax())
+        if low < 0 or high >= groups:
+            raise OperandError(
+                f"{NAME}: w_index: groups must be from 0 to {groups - 1} (got {low} to {high}); "
+                "of a sharded weight with act-order, keep the scales and zero points of all groups"
+            )
+    if w_global_scale is not None and _is_readable(w_global_scale) and (value := float(w_global_scale)) > 1:
+        raise OperandError(
+            f"{NAME}: w_global_scale: it multiplies, amax / 2688, so it is at most 1 (got {value:g}); "
+            "pass the reciprocal of a scale that divides, as of compressed-tensors"
+        )
+
+
+def _is_readable(operand: torch.Tensor) -> bool:
+    """Return whether an operand has values; those of graph tracing have none."""
+    import torch
+
+    return operand.__class__ in (torch.Tensor, torch.nn.Parameter) and operand.device.type != "meta"
+
+
+def _problem(shape: Shape) -> str:
+    """Return why a shape of known dtypes is impossible; "" if it is valid."""
+    if shape[FORMAT] not in FORMATS:
+        return f"{FORMAT} must be {' or '.join(FORMATS)} (got {shape[FORMAT]})"
+    form, group = format_of(shape), shape[GROUP]
+    if group not in form.groups and not (group == shape.k and 0 in form.groups):
+        return f"{GROUP} must be {' or '.join(map(str, form.groups))} (got {group})"
+    if shape.k % (int(group) or shape.k):
+        return f"K must be a multiple of {group}, which share a scale (got K={shape.k})"
+    size, name = (shape.k, "K") if form.along == "k" else (shape.n, "N")
+    if size % form.per:
+        return f"{name} must be a multiple of {form.per}, which share an element (got {name}={size})"
+    least = form.per if form.is_kn else 0  # else `_fake` could not tell the weight's orientation
+    return f"K must be more than {least} (got K={shape.k})" if shape.k <= least else ""
+
+
+def _canonical(shape: Shape) -> Shape:
+    """Return a shape with group 0 where one group is the whole row."""
+    if shape[GROUP] != shape.k or 0 not in format_of(shape).groups:
+        return shape
+    return shape.with_extra(tuple((name, 0 if name == GROUP else value) for name, value in shape.extra))
+
+
+def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
+    """Draw normal x [m, k], a quantised weight, and the shape's bias [n]."""
+    import torch
+
+    from tunedgemm.ops.formats.weight_only import quantise
+
+    generator = torch.Generator(device).manual_seed(seed)
+    form, group, dtype = format_of(shape), int(shape[GROUP]), torch_dtype(shape.dtype)
+    x = quantised.draw(shape.m, shape.k, group or 32, generator).to(dtype)
+    values, index = quantised.draw(shape.n, shape.k, group or 32, generator), None
+    if form.has_index:
+        groups = torch.arange(shape.k, device=device, dtype=torch.int32) // (group or shape.k)
+        index = groups[torch.randperm(shape.k, generator=generator, device=device)]
+    stored = quantise(form.name, values, group, dtype=dtype, index=index)
+    bias = quantised.draw_bias(shape, generator)
+    operands = (x, stored.weight, stored.w_scale, stored.w_zeros, stored.w_index, stored.w_global_scale, *bias)
+    while operands[-1] is None:
+        operands = operands[:-1]
+    return operands
+
+
+def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
+    """Compute the exact product with the decoded weight, its global scale and the bias."""
+    from tunedgemm.ops.formats.weight_only import Weight, decode
+
+    x, weight, bias = operands[0], Weight(*operands[1:6]), operands[6] if shape.bias else None
+    wide = exact_dtype(shape.m, shape.n, shape.k)
+    out = exact_product(x.reshape(shape.m, shape.k), decode(format_of(shape), weight, wide), wide)
+    out = out if weight.w_global_scale is None else out.mul_(weight.w_global_scale.to(wide))
+    return out if bias is None else out.add_(bias.to(wide).reshape(1, -1))
+
+
+def _bytes_moved(shape: Shape) -> int:
+    """Count the bytes of each operand and the output once."""
+    of_bytes = 8 * shape.n * shape.k  # counted by `quantised.bytes_moved`, which knows no other sizes
+    return quantised.bytes_moved(shape, format_of(shape).stored_bits(shape) - of_bytes, "uint8")
+
+
+def _fake(x: torch.Tensor, weight: torch.Tensor, w_scale: torch.Tensor, *_: Any, otype: torch.dtype | None = None) -> torch.Tensor:
+    """Make an empty output [..., N].
+
+    Scales [groups, N] have fewer rows than the weight that they belong to, [K/8, N] or [K, N/8];
+    others have N rows, as their weight.
+    """
+    import torch
+
+    is_kn = weight.dtype is torch.int32 and w_scale.shape[0] != weight.shape[0]
+    return x.new_empty((*x.shape[:-1], w_scale.shape[1] if is_kn else weight.shape[0]), dtype=otype or x.dtype)
+
+
+def gemm_a16wn(  # noqa: PLR0913, PLR0917 - the op's operands
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    w_scale: torch.Tensor,
+    w_format: str,
+    w_zeros: torch.Tensor | None = None,
+    w_index: torch.Tensor | None = None,
+    w_global_scale: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Compute ``x[..., K] @ decoded(weight).T (+ bias)`` by the solution that the tables choose.
+
+    Args:
+        x: activations [..., K] in bf16 or fp16.
+        weight: the weight as the checkpoint stores it.
+        w_scale: its scales as the checkpoint stores them, those of int4 in the dtype of x.
+        w_format: name of the format, such as ``gptq_int4``; docs/ops.md lists them.
+        w_zeros: packed zero points, for formats with them.
+        w_index: the group of each element of K as int32 (``g_idx``), for formats with act-order.
+        w_global_scale: one float32 value that multiplies the product (decode convention).
+        bias: [N] or [1, N] in bf16, fp16 or fp32, or absent.
+        dtype: output dtype: bf16, fp16 or fp32; None for that of x.
+
+    Returns:
+        A new tensor [..., N].
+
+    Raises:
+        OperandError: an unknown format, or mismatched sizes, dtypes or devices.
+    """
+    return hot(x, weight, w_scale, w_zeros, w_index, w_global_scale, bias, w_format, dtype)
+
+
+def _examples() -> tuple[Shape, ...]:
+    grouped = [
+        _example(m, 96, 256, w_format=name, w_group=str(group), x_dtype=dtype, outdtype=dtype)
+        for name, form in FORMATS.items()
+        for m, dtype, groups in ((1, "bf16", form.groups), (5, "fp16", form.groups[-1:]))
+        for group in groups
+    ]
+    return (
+        *grouped,
+        _example(33, 130, 96, w_format="gptq_int4", w_group="32", outdtype="fp32"),
+        _example(7, 257, 256, w_format="ct_int4_zp", w_group="128", bias="True"),  # odd N
+        _example(6, 131, 256, w_format="gptq_int4_zp_order", w_group="64", x_dtype="fp16", bias="True"),
+        _example(3, 257, 320, w_format="nvfp4", w_group="16", x_dtype="fp16", outdtype="fp32", bias="True"),
+        _example(9, 131, 256, w_format="fp8_block", w_group="128", outdtype="fp32", bias="True"),
+        _example(17, 48, 96, w_format="mxfp8", w_group="32", x_dtype="fp16", outdtype="fp32"),
+        _example(0, 256, 512, w_format="awq_int4", w_group="128"),  # an empty batch
+    )
+
+
+op = quantised.product_op(
+    _SCHEMA,
+    "AITER_CONFIG_GEMM_A16WN",
+    values=("libtype", *quantised.VALUES),
+    operands=_OPERANDS,
+    weights=(1, 2, 3, 4, 5, 6),
+    shape_of=_shape_of,
+    make_inputs=_make_inputs,
+    reference=_reference,
+    bytes_moved=_bytes_moved,
+    fake=_fake,
+    fields=lambda shape: {FORMAT: shape[FORMAT]},
+    problem=Domain(_DTYPES, quantised.OUTDTYPES, quantised.BIAS_DTYPES, ("block",), extra=(FORMAT, GROUP), further=_problem).problem,
+    canonical=_canonical,
+    unbiased=unbiased,
+    weight_dtype=lambda shape: format_of(shape).dtypes[0],
+    examples=_examples,
+    large=lambda: (
+        _example(16, 4096, 4096, w_format="gptq_int4", w_group="128"),
+        _example(1024, 6144, 4096, w_format="awq_int4", w_group="128", x_dtype="fp16"),
+        _example(64, 4096, 14336, w_format="nvfp4", w_group="16"),
+        _example(4099, 2112, 1408, w_format="mxfp8", w_group="32"),
+    ),
+    functions=("gemm_a16wn",),
+    entry=public(gemm_a16wn, _OPERANDS, (FORMAT,)),
+)
