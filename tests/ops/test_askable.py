@@ -15,6 +15,7 @@ from tunedgemm.errors import ShapeError, TunedGemmError
 from tunedgemm.ops import ops
 from tunedgemm.ops.op import Op
 from tunedgemm.ops.scale_order import with_order
+from tunedgemm.ops.weight_formats import FORMATS
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import infer_op, read_rows
@@ -37,13 +38,14 @@ WORDS = {
     "scale_order": ["row", "m_major", "m_major_padded", "aiter32x8"],
     "act_type": ["Silu", "Gelu", "Swiglu", "Situv2", "No"],
     "q_type": ["No", "per_Tensor", "per_Token", "per_1x32", "per_1x128", "per_128x128", "per_256x128"],
+    "w_format": [*FORMATS, "unknown"],
     "gate_mode": ["interleave", "interleave_rows", "separated"],
     "options": ["bias1", "bias2 bias1", "quantised", "swiglu_limit=7.0", "swiglu_limit=2", "beta=2.0 linear_beta=1.0", "quantised bias1"],
 }
 SIZES = {
     "M": [0, 1, 2, 3, 4, 5, 16, 33], "N": [0, 1, 16, 32, 48, 128, 130, 256], "K": [0, 1, 32, 64, 96, 128, 256, 512],
     "B": [0, 1, 3], "token": [0, 1, 3, 16], "model_dim": [32, 64, 72, 96, 128], "inter_dim": [32, 40, 64, 96], "expert": [0, 1, 4],
-    "topk": [-1, 1, 2, 5],
+    "topk": [-1, 1, 2, 5], "w_group": [0, 16, 32, 64, 128],
 }  # fmt: skip
 
 
@@ -53,7 +55,7 @@ def drawn(op: Op, count: int) -> Iterator[tuple[Mapping[str, str], Shape]]:
     for _ in range(count):
         cells = {column: str(draw.choice(SIZES[column])) for column in op.columns.key if column in SIZES}
         for column in (*op.columns.key, *op.columns.own):
-            if column in WORDS and (column in ("act_type", "q_type", "q_dtype_w", "q_dtype_a") or draw.random() < 0.4):
+            if column in WORDS and (column in ("act_type", "q_type", "q_dtype_w", "q_dtype_a", "w_format") or draw.random() < 0.4):
                 cells[column] = draw.choice(WORDS[column])
         if draw.random() < 0.8 and "q_dtype_a" in cells:
             cells |= {"q_dtype_a": cells["q_dtype_w"]} | ({"dtype": "bf16"} if draw.random() < 0.5 else {})
