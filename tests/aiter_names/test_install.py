@@ -92,7 +92,8 @@ def test_every_function_of_ours_that_aiter_has_is_served(aiter):
     """Every public function of our ops that AITER has is served."""
     from tunedgemm.ops import functions
 
-    assert set(functions()) <= {name for home in names.SERVED.values() for name in home}
+    ours_alone = {"gemm_a16wn"}
+    assert set(functions()) - ours_alone <= {name for home in names.SERVED.values() for name in home}
 
 
 def test_missing_names_are_named(aiter):

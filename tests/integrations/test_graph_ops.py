@@ -85,7 +85,9 @@ def public_call(name: str) -> tuple[Callable[..., torch.Tensor], tuple[Any, ...]
     shape = next(shape for shape in sorted(shapes_of(op.name), key=op.flops) if shape.m and not shape.bias)
     operands, keywords = arguments(op.name, shape)
     function = getattr(tunedgemm, name)
-    given = {} if "bpreshuffle" not in inspect.signature(function).parameters else {"bpreshuffle": shape.layout != "row"}
+    parameters = inspect.signature(function).parameters
+    given = {} if "bpreshuffle" not in parameters else {"bpreshuffle": shape.layout != "row"}
+    given |= {"w_format": shape["w_format"]} if "w_format" in parameters else {}
     if op.name == "fmoe":
         scales = dict(zip(("w1_scale", "w2_scale", "a1_scale", "a2_scale"), operands[5:], strict=False))
         fields = {

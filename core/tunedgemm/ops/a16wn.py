@@ -234,12 +234,13 @@ def gemm_a16wn(  # noqa: PLR0913, PLR0917 - the op's operands
     x: torch.Tensor,
     weight: torch.Tensor,
     w_scale: torch.Tensor,
-    w_format: str,
     w_zeros: torch.Tensor | None = None,
     w_index: torch.Tensor | None = None,
     w_global_scale: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
+    *,
+    w_format: str,
 ) -> torch.Tensor:
     """Compute ``x[..., K] @ decoded(weight).T (+ bias)`` by the solution that the tables choose.
 
@@ -247,12 +248,12 @@ def gemm_a16wn(  # noqa: PLR0913, PLR0917 - the op's operands
         x: activations [..., K] in bf16 or fp16.
         weight: the weight as the checkpoint stores it.
         w_scale: its scales as the checkpoint stores them, those of int4 in the dtype of x.
-        w_format: name of the format, such as ``gptq_int4``; docs/ops.md lists them.
         w_zeros: packed zero points, for formats with them.
         w_index: the group of each element of K as int32 (``g_idx``), for formats with act-order.
         w_global_scale: one float32 value that multiplies the product (decode convention).
         bias: [N] or [1, N] in bf16, fp16 or fp32, or absent.
         dtype: output dtype: bf16, fp16 or fp32; None for that of x.
+        w_format: name of the format, such as ``gptq_int4``; docs/ops.md lists them.
 
     Returns:
         A new tensor [..., N].

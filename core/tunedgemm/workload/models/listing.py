@@ -11,6 +11,7 @@ from tunedgemm.errors import UserError
 from tunedgemm.ops import op_named, quantised
 from tunedgemm.ops.moe_operands import default_q_dtype_a
 from tunedgemm.ops.moe_words import ACTIVATIONS
+from tunedgemm.ops.weight_formats import FORMAT, GROUP
 from tunedgemm.shape import MAX_SIZE, Shape
 from tunedgemm.table.untuned import Untuned, layers_of_both
 from tunedgemm.workload.models.layer import Layer
@@ -32,10 +33,17 @@ _OPS = {
     "mxfp4_fp8": ("", "", "per_1x32"),
     "mxfp8": ("", "", "per_1x32"),
     "int4_weight": ("", "", "per_1x32"),
-    "int8_row_weight": ("", "", "per_Token"),
-    "fp8_block_weight": ("", "", "per_1x128"),
-    "fp8_row_weight": ("", "", "per_Token"),
-    "fp8_tensor_weight": ("", "", "per_Tensor"),
+    "int8_row_weight": ("a16wn", "a16wn", "per_Token"),
+    "fp8_block_weight": ("a16wn", "a16wn", "per_1x128"),
+    "fp8_row_weight": ("a16wn", "a16wn", "per_Token"),
+    "fp8_tensor_weight": ("a16wn", "a16wn", "per_Tensor"),
+}
+#: scheme -> format and group of a16wn
+_WEIGHT_FORMATS = {
+    "int8_row_weight": ("int8_channel", "0"),
+    "fp8_block_weight": ("fp8_block", "128"),
+    "fp8_row_weight": ("fp8_channel", "0"),
+    "fp8_tensor_weight": ("fp8_tensor", "0"),
 }
 #: scheme -> dtype of the weights where it is not fp8
 _WEIGHTS = {
@@ -157,6 +165,7 @@ def _cells(layer: Layer, formats: Formats) -> tuple[str, dict[str, str]]:
     multiplied = _multiplied(layer, formats)
     cells = sizes | dict.fromkeys(("dtype", "q_dtype_w", "x_dtype"), multiplied)
     cells |= {"outdtype": layer.dtype, "scaleAB": str(layer.scheme == "fp8_tensor")}
+    cells |= dict(zip((FORMAT, GROUP), _WEIGHT_FORMATS.get(layer.scheme, ()), strict=False))
     if formats.preshuffle:
         cells |= {"bpreshuffle": "True", "layout": _SHUFFLED}
     op = shuffled if formats.preshuffle else plain
