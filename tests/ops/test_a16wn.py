@@ -115,11 +115,8 @@ class TestColumns:
         row = {"M": "1", "N": "512", "K": "128", "x_dtype": "torch.float16", "w_format": "gptq_int4", "w_group": "128"}
         found = OP.columns.parse({**row, "outdtype": "torch.float16"})
         assert found == shape(1, 512, 128, "gptq_int4", 0, dtype="fp16")
-        assert {name: text for name, text in OP.columns.format(found).items() if text} == {
-            **row,
-            "w_group": "0",
-            "outdtype": "torch.float16",
-        }
+        cells = {name: text for name, text in OP.columns.format(found).items() if text}
+        assert cells == {**row, "w_group": "0", "outdtype": "torch.float16"}
         path = tmp_path / "mine.csv"
         path.write_text(",".join(("gfx", "cu_num", *OP.columns.key, *OP.columns.values)) + "\n")
         assert infer_op([path]) is OP
@@ -246,7 +243,7 @@ def test_scales_of_other_rows_and_groups_change_the_result():
 
 
 def test_routes_on_an_h200():
-    """bf16 is decoded to bf16; scales beyond the range of fp16, and fp32 outputs of inexact values, take float32."""
+    """The weight is decoded to x's dtype, except to float32 beyond its range or too coarse for the output."""
     from tunedgemm.backends.builtin.weight_only import family
 
     h200 = Device("sm_90", 132, "nvidia-h200")

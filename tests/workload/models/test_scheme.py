@@ -231,6 +231,7 @@ def test_the_op_of_a_scheme(folder, faults_of):
             ("Quark's mxfp4", Formats(), "a4w4_blockscale", "fp4x2"),
             ("Quark's mxfp4, weights alone", Formats(), "a16w4_blockscale", "bf16"),
             ("mxfp4, weights alone", Formats(preshuffle=True), "a16w4_blockscale", "bf16"),
+            ("Quark, weights alone", Formats(preshuffle=True), "a16wn", "bf16"),
         ],
     )
 
@@ -245,7 +246,7 @@ def test_layers_without_an_op_are_named(folder, faults_of):
         (note,) = [note for note in shapes.notes if note.startswith("left out, as no op has ")]
         assert "model.layers.*.mlp.down_proj" in note and kept == {"lm_head"}
 
-    assert not faults_of(check, [("int4, weights alone", "llama-3.1-8b"), ("AWQ", "qwen2"), ("Quark, weights alone", "qwen2")])
+    assert not faults_of(check, [("int4, weights alone", "llama-3.1-8b"), ("AWQ", "qwen2")])
 
 
 def test_a_list_of_some_layers_leaves_them_wide(folder):
