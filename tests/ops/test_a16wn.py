@@ -96,6 +96,11 @@ class TestShapeOf:
         with pytest.raises(OperandError, match=f"^a16wn: .*{re.escape(message)}"):
             OP.shape_of(X, *operands, w_format=w_format)
 
+    def test_one_element_along_k_is_refused(self):
+        """Its weight has the sizes of its scales, which would hide N."""
+        with pytest.raises(OperandError, match=r"a16wn: K must be more than 8 \(got K=8\)"):
+            OP.shape_of(X[:, :8], ints(1, 9), ones(1, 9), w_format="gptq_int4")
+
     def test_a_global_scale_that_divides_is_refused(self):
         """Its reciprocal multiplies; without data, as while a graph is traced, it is not read."""
         codes, scale = torch.zeros(9, 32, dtype=torch.uint8), ones(9, 4, dtype=torch.float8_e4m3fn)
@@ -170,6 +175,19 @@ def test_the_function(w_format, dtype):
     out = TunedGemm().gemm_a16wn(x.view(2, 3, 256), weight, w_scale, *rest, torch.float32, w_format=w_format)
     assert (out.shape, out.dtype) == ((2, 3, 24), torch.float32)
     assert worst_row_error(out, OP.reference(which, (x, weight, w_scale, *rest))) < 1e-6
+
+
+@listed("w_format", [name for name, form in FORMATS.items() if form.dtypes == ("int32",)])
+def test_an_empty_output_has_n_for_any_sizes(w_format):
+    """N is found without the format, also where the sizes of packed weights and scales coincide."""
+    for n in (1, 2, 4, 8, 16, 32, 64, 256):
+        for k, group in ((16, 0), (32, 32), (64, 32), (256, 32), (256, 0)):
+            if n % 8 and w_format == "awq_int4":
+                continue
+            index = torch.arange(k).to(torch.int32) // (group or k) if FORMATS[w_format].has_index else None
+            stored = quantise(w_format, torch.ones(n, k), group, index=index)
+            for x in (torch.ones(3, k), torch.ones(2, 3, k)):
+                assert OP.fake(x, stored.weight, stored.w_scale, stored.w_zeros).shape == (*x.shape[:-1], n)
 
 
 def test_gradients_reach_the_activations():

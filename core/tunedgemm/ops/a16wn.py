@@ -18,7 +18,7 @@ from tunedgemm.ops.layout import plain_layout
 from tunedgemm.ops.op import unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product
 from tunedgemm.ops.schema import BIAS, MNK, Dtype, Schema, Size, Word
-from tunedgemm.ops.weight_formats import FORMAT, FORMATS, GROUP, WeightFormat, format_of
+from tunedgemm.ops.weight_formats import FORMAT, FORMATS, GROUP, WeightFormat, format_named, format_of
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -54,9 +54,7 @@ def _shape_of(  # noqa: PLR0913 - the op's operands
     otype: torch.dtype | None = None,
     w_format: str = "",
 ) -> Shape:
-    if w_format not in FORMATS:
-        raise OperandError(f"{NAME}: unknown w_format (got {w_format!r}); use one of {', '.join(FORMATS)}")
-    form = FORMATS[w_format]
+    form = format_named(w_format)
     quantised.check_dtype(NAME, "x", x, _DTYPES)
     quantised.check_dtype(NAME, "weight", weight, form.dtypes)
     layout, dtype = plain_layout(NAME, weight), short_dtype(x.dtype)
@@ -72,7 +70,10 @@ def _shape_of(  # noqa: PLR0913 - the op's operands
     bias_dtype = quantised.bias_dtype_of(NAME, bias, n, x.device)
     out, epilogue = quantised.outdtype_of(NAME, otype, dtype), "bias" if bias_dtype else "none"
     extra: Any = {FORMAT: w_format, GROUP: group}
-    return Shape(NAME, quantised.rows_of(x), n, k, dtype, out, epilogue, bias_dtype, "block", layout, extra)
+    shape = Shape(NAME, quantised.rows_of(x), n, k, dtype, out, epilogue, bias_dtype, "block", layout, extra)
+    if fault := _problem(shape):
+        raise OperandError(f"{NAME}: {fault}")
+    return shape
 
 
 def _check(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import attrs
 
+from tunedgemm.errors import OperandError
 from tunedgemm.shape import Shape
 
 #: Names of the fields of `Shape.extra`.
@@ -108,6 +109,17 @@ FORMATS: dict[str, WeightFormat] = {
         attrs.evolve(_MXFP4, name="nvfp4", groups=(16,), scale=("fp8_e4m3fn",), has_global=True, exact=("bf16", "fp16")),
     )
 }
+
+
+def format_named(name: str) -> WeightFormat:
+    """Return the format of a name.
+
+    Raises:
+        OperandError: an unknown format.
+    """
+    if name not in FORMATS:
+        raise OperandError(f"a16wn: unknown w_format (got {name!r}); use one of {', '.join(FORMATS)}")
+    return FORMATS[name]
 
 
 def format_of(shape: Shape) -> WeightFormat:

@@ -203,7 +203,7 @@ def test_large_weights_are_decoded_in_slices():
 @listed(
     ("arguments", "message"),
     [
-        (("int5", torch.ones(8, 32)), "w_format: unknown format (got 'int5'); use one of gptq_int4,"),
+        (("int5", torch.ones(8, 32)), "a16wn: unknown w_format (got 'int5'); use one of gptq_int4,"),
         (("gptq_int4", torch.ones(8, 32), 48), "gptq_int4 has no index and groups of 32 or 64 or 128 or 0 (got group=48, index=False)"),
         (("gptq_int4_order", torch.ones(8, 32), 32), "gptq_int4_order has an index and groups of"),
         (("gptq_int4", torch.ones(8, 40), 32), "K must be a multiple of 32 and K of 8 (got N=8, K=40); pad the weight with zeros"),

@@ -1,7 +1,8 @@
 """Routes of a16wn: the weight is decoded in each call.
 
 Launcher operands: x [..., K], weight, w_scale, then w_zeros, w_index, w_global_scale and bias [N],
-each absent where the format has none. A global scale multiplies the product in float32.
+each absent where the format has none. A global scale multiplies the product in float32. A process
+that lowers the precision of float32 products lowers it in ``float32``, too.
 """
 
 from __future__ import annotations
@@ -21,43 +22,30 @@ if TYPE_CHECKING:
     import torch
 
 
-def _decoded(shape: Shape, device: Device) -> Callable[..., Any]:
-    """Decode the weight to the dtype of x, then multiply."""
-    import torch
+def _decoded(dtype: str = "") -> Callable[[Shape, Device], Callable[..., Any]]:
+    """Decode the weight to *dtype*, by default that of x, then multiply in it."""
 
-    from tunedgemm.ops.formats.weight_only import Weight, decode
+    def make(shape: Shape, device: Device) -> Callable[..., Any]:
+        import torch
 
-    del device
-    form, n, k, inner, out_dtype = format_of(shape), shape.n, shape.k, torch_dtype(shape.dtype), torch_dtype(shape.outdtype)
-    is_plain = _is_plain(shape)
+        from tunedgemm.ops.formats.weight_only import Weight, decode
 
-    def decoded(x: torch.Tensor, *operands: Any) -> torch.Tensor:
-        values, bias = decode(form, Weight(*operands[:5]), inner), operands[5] if len(operands) > 5 else None
-        if is_plain:
-            return torch._C._nn.linear(x, values, None if bias is None else bias.view(n))
-        out = torch.mm(x.reshape(-1, k), values.t(), out_dtype=torch.float32)
-        out = out.mul_(operands[4]) if form.has_global else out
-        return finish(out, bias, out_dtype, (*x.shape[:-1], n))
+        del device
+        form, n, k, out_dtype = format_of(shape), shape.n, shape.k, torch_dtype(shape.outdtype)
+        inner, is_plain = torch_dtype(dtype or shape.dtype), not dtype and _is_plain(shape)
 
-    return decoded
+        def decoded(x: torch.Tensor, *operands: Any) -> torch.Tensor:
+            values, bias = decode(form, Weight(*operands[:5]), inner), operands[5] if len(operands) > 5 else None
+            if is_plain:
+                return torch._C._nn.linear(x, values, None if bias is None else bias.view(n))
+            flat = x.reshape(-1, k)
+            out = torch.mm(flat.float(), values.t()) if dtype else torch.mm(flat, values.t(), out_dtype=torch.float32)
+            out = out.mul_(operands[4]) if form.has_global else out
+            return finish(out, bias, out_dtype, (*x.shape[:-1], n))
 
+        return decoded
 
-def _float32(shape: Shape, device: Device) -> Callable[..., Any]:
-    """Decode the weight to float32, then multiply in float32."""
-    import torch
-
-    from tunedgemm.ops.formats.weight_only import Weight, decode
-
-    del device
-    form, n, k, out_dtype = format_of(shape), shape.n, shape.k, torch_dtype(shape.outdtype)
-
-    def float32(x: torch.Tensor, *operands: Any) -> torch.Tensor:
-        values, bias = decode(form, Weight(*operands[:5])), operands[5] if len(operands) > 5 else None
-        out = torch.mm(x.reshape(-1, k).to(torch.float32), values.t())
-        out = out.mul_(operands[4]) if form.has_global else out
-        return finish(out, bias, out_dtype, (*x.shape[:-1], n))
-
-    return float32
+    return make
 
 
 def _is_plain(shape: Shape) -> bool:
@@ -83,7 +71,7 @@ def _native(shape: Shape, device: Device) -> str:
 
 
 family = Family(
-    MappingProxyType({"decoded": Route(_decoded, _unfit), "float32": Route(_float32)}),
+    MappingProxyType({"decoded": Route(_decoded(), _unfit), "float32": Route(_decoded("fp32"))}),
     _native,
     lambda _, call: call,
 )

@@ -10,7 +10,7 @@ from tunedgemm.errors import OperandError
 from tunedgemm.ops.formats.mxfp4 import _e2m1, _values, power_of
 from tunedgemm.ops.formats.quant import as_rows, slices, work_dtype
 from tunedgemm.ops.formats.scales import E8M0
-from tunedgemm.ops.weight_formats import E2M1, FORMATS, WeightFormat
+from tunedgemm.ops.weight_formats import E2M1, WeightFormat, format_named
 
 
 @attrs.frozen(eq=False)
@@ -104,7 +104,7 @@ def quantise(
         weight: [N, K] of a float dtype of 16 bits or more.
         group: elements of K per scale; 0 for the row; by default the format's largest.
         dtype: dtype of scales that have that of the activations.
-        index: the group of each element of K as int32, for formats with act-order.
+        index: the group of each element of K as int32, each equally often, for act-order.
 
     Raises:
         OperandError: a wrong argument, or sizes that the group or the packing does not divide.
@@ -127,17 +127,6 @@ def quantise(
     packed = None if zeros is None else pack((zeros.to(torch.int64) - (form.zeros or 0)) & ((1 << form.bits) - 1), form, "n")
     scale = scale.t().contiguous() if form.is_kn else scale
     return Weight(pack(codes, form, form.along) if form.per > 1 else codes, scale, packed, index, factor)
-
-
-def format_named(name: str) -> WeightFormat:
-    """Return the format of a name.
-
-    Raises:
-        OperandError: an unknown format.
-    """
-    if name not in FORMATS:
-        raise OperandError(f"w_format: unknown format (got {name!r}); use one of {', '.join(FORMATS)}")
-    return FORMATS[name]
 
 
 def _scales(form: WeightFormat, grouped: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
