@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 from tunedgemm.backends.registry import Registry
-from tunedgemm.device import Device, device_of
+from tunedgemm.device import device_of
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.dtype import torch_dtype
@@ -258,17 +258,3 @@ def test_scales_of_other_rows_and_groups_change_the_result():
                     rolled = rolled.roll(1, dimension).view(operand.dtype)
                     wrong = OP.reference(which, (*operands[:place], rolled, *operands[place + 1 :]))
                     assert worst_row_error(wrong, wanted) > bound, (name, OP.operands[place], dimension)
-
-
-def test_routes_on_an_h200():
-    """The weight is decoded to x's dtype, except to float32 beyond its range or too coarse for the output."""
-    from tunedgemm.backends.builtin.weight_only import family
-
-    h200 = Device("sm_90", 132, "nvidia-h200")
-    cases = {
-        ("gptq_int4", 32, "bf16", "bf16"): "decoded", ("gptq_int4", 32, "bf16", "fp32"): "float32",
-        ("nvfp4", 16, "bf16", "fp32"): "decoded", ("nvfp4", 16, "fp16", "fp16"): "decoded",
-        ("mxfp8", 32, "bf16", "fp32"): "decoded", ("mxfp8", 32, "fp16", "fp16"): "float32",
-    }  # fmt: skip
-    found = {case: family.native(shape(4, 64, 128, *case[:2], dtype=case[2], outdtype=case[3]), h200) for case in cases}
-    assert found == cases
