@@ -88,7 +88,7 @@ class TestShapeOf:
             ("gptq_int4", (ints(8, 9), ones(2, 9), None, ints(64)), "w_index: gptq_int4 has none (got (64,) torch.int32 on cpu); formats"),
             ("gptq_int4_order", (ints(8, 9), ones(2, 9)), "w_index: gptq_int4_order needs it (got None); pass the checkpoint's g_idx"),
             ("gptq_int4_order", (ints(8, 9), ones(3, 9), None, ints(64)), "of a sharded weight with act-order, keep the scales of all"),
-            ("gptq_int4_order", (ints(8, 9), ones(2, 9), None, ints(64) + 7), "w_index: groups must be from 0 to 1 (got 7 to 7); of a"),
+            ("gptq_int4_order", (ints(8, 9), ones(2, 9), None, ints(64) + 2), "w_index: groups must be from 0 to 1 (got 2 to 2); of a"),
         ],
     )  # fmt: skip
     def test_operands_that_do_not_fit(self, w_format, operands, message):
