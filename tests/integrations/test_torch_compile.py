@@ -11,10 +11,14 @@ import pytest
 import torch
 import tunedgemm
 from torch.nn import functional
+from tunedgemm.dispatch.settings import Settings
 from tunedgemm.integrations.patching import patched
 from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
 from tunedgemm.table.folders import untuned_path
 from tunedgemm.table.untuned import read_untuned
+from tunedgemm.testing.fakes import exact, fake_backend, fake_registry, with_hooks
 from tunedgemm.workload.capture import recorder
 
 OP = op_named("a16w16")
@@ -230,3 +234,59 @@ def test_an_exported_routed_model_is_saved_and_runs_without_the_package(strict: 
         "print(out.sum().item(), 'tunedgemm' in sys.modules)"
     ).split()
     assert float(printed[0]) == pytest.approx(wanted, rel=1e-4, abs=1e-4) and printed[1] == "False"
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Turn batch-invariant mode on, with a backend whose class serves every M; list M of each launch."""
+    calls: list[int] = []
+
+    def call(solution: Solution, shape: Shape, *operands: torch.Tensor) -> torch.Tensor:
+        calls.append(shape.m)
+        return exact(solution, shape, *operands)
+
+    backend = with_hooks(
+        fake_backend("turbo", solutions=("k",), call=call), invariant_fallback=lambda shape: Solution("turbo", "k", sum_order="exact")
+    )
+    dispatcher = tunedgemm.tgemm.dispatcher
+    monkeypatch.setattr(dispatcher, "_configured", (fake_registry(backend), Settings(untuned=("turbo",), batch_invariant=True), None))
+    dispatcher.reload()
+    yield calls
+    monkeypatch.undo()
+    dispatcher.reload()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@BACKENDS
+def test_a_compiled_training_step_has_the_forward_bits_of_the_class(backend: str, bias: bool, launched: list[int]) -> None:
+    """One graph for all M; its gradients are torch's."""
+    layer = torch.nn.Linear(32, 16, bias=bias)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(torch.relu(x), layer.weight, layer.bias)
+
+    with patched():
+        compiled = torch.compile(step, backend=backend, fullgraph=True, dynamic=True)
+        for m in (5, 7):
+            x = torch.randn(2, m, 32, requires_grad=True)
+            out = compiled(x)
+            with torch.no_grad():
+                served = step(x)
+            assert torch.equal(out, served)
+            gradient, inputs = torch.randn_like(out), (x, *layer.parameters())
+            found, wanted = torch.autograd.grad(out, inputs, gradient), torch.autograd.grad(torch_step(x, layer), inputs, gradient)
+            for mine, torchs in zip(found, wanted, strict=True):
+                torch.testing.assert_close(mine, torchs)
+
+    assert launched == [10, 10, 14, 14]
+
+
+def torch_step(x: torch.Tensor, layer: torch.nn.Linear) -> torch.Tensor:
+    return torch._C._nn.linear(torch.relu(x), layer.weight, layer.bias)
+
+
+def test_outside_the_mode_a_traced_gradient_is_torchs() -> None:
+    """The graph has torch's own product."""
+    layer = torch.nn.Linear(32, 16)
+    [code] = graphs_of(layer, torch.ones(2, 32, requires_grad=True))
+    assert "tunedgemm.linear" not in code

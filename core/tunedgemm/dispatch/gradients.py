@@ -5,6 +5,7 @@ In batch-invariant mode a float product has the forward bits of its class and to
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -100,26 +101,34 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, launcher: Function, x: torch.Tensor, weight: torch.Tensor, *bias: torch.Tensor | None) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.bias = [None if each is None else (each.shape, each.dtype) for each in bias]
+        keep_product(ctx, (x, weight, *bias), None)
         return launcher(x, weight, *bias).data  # autograd forbids writing into a view, such as a reshaped output
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        x, weight = ctx.saved_tensors
-        rows = gradients[0].reshape(-1, weight.shape[0])
-        wide = torch.promote_types(x.dtype, rows.dtype)  # as torch's own call
-        given = rows.to(wide)
-        _, of_x, of_weight, *of_bias = ctx.needs_input_grad
-        return (
-            None,
-            (given @ weight.to(wide)).to(x.dtype).reshape(x.shape) if of_x else None,
-            (given.t() @ x.reshape(-1, weight.shape[1]).to(wide)).to(weight.dtype) if of_weight else None,
-            *(
-                rows.sum(0).to(kind[1]).reshape(kind[0]) if kind and needed else None
-                for kind, needed in zip(ctx.bias, of_bias, strict=True)
-            ),
-        )
+        return None, *gradients_of_product(ctx, gradients[0], ctx.needs_input_grad[1:])
+
+
+def keep_product(ctx: Any, inputs: tuple[torch.Tensor | None, ...], output: Any) -> None:
+    """Save what the gradients of a product of *inputs*, x, weight and biases, need."""
+    del output
+    x, weight, *bias = inputs
+    ctx.save_for_backward(x, weight)
+    ctx.bias = [None if each is None else (each.shape, each.dtype) for each in bias]
+
+
+def gradients_of_product(ctx: Any, gradient: torch.Tensor, needs: Sequence[bool]) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients of x, weight and biases, by torch's products."""
+    x, weight = ctx.saved_tensors
+    rows = gradient.reshape(-1, weight.shape[0])
+    wide = torch.promote_types(x.dtype, rows.dtype)  # as torch's own call
+    given = rows.to(wide)
+    of_x, of_weight, *of_bias = needs
+    return (
+        (given @ weight.to(wide)).to(x.dtype).reshape(x.shape) if of_x else None,
+        (given.t() @ x.reshape(-1, weight.shape[1]).to(wide)).to(weight.dtype) if of_weight else None,
+        *(rows.sum(0).to(kind[1]).reshape(kind[0]) if kind and needed else None for kind, needed in zip(ctx.bias, of_bias, strict=True)),
+    )
 
 
 def _lacks_derivative(node: Any, given: tuple[Any, ...]) -> bool:

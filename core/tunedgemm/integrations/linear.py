@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 import tunedgemm.integrations.graph_ops  # noqa: F401 - teaches the compiler functions that layers call
 from tunedgemm.dispatch.call import Call, in_memory
 from tunedgemm.dispatch.dispatcher import MAX_LAUNCHERS, Dispatcher
+from tunedgemm.dispatch.gradients import gradients_of_product, keep_product
 from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.errors import OperandError, UserError
 from tunedgemm.integrations.dynamo import trace_instead
@@ -241,24 +242,45 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = Non
     return _original(x, weight, bias)
 
 
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    keep_product(ctx, inputs[:3], output)
+
+
+def _gradients(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    needs = ctx.needs_input_grad  # of the arguments that are not defaults
+    return (*gradients_of_product(ctx, gradient, (*needs, False)[:3]), None)[: len(needs)]
+
+
 op = define_op(
     'linear(Tensor x, Tensor weight, Tensor? bias=None, str weight_layout="row") -> Tensor',
     run=_run,
     fake=_fake,
+    gradient=(_keep, _gradients),
 )
 
 
 def stays_torch_in_graph(*operands: torch.Tensor | None) -> bool:
-    """Return whether a traced product stays torch's, for a gradient, autocast or a functional transform."""
+    """Return whether a traced product stays torch's: for autocast, a functional transform, or a gradient.
+
+    In batch-invariant mode a gradient needs our op, since the forward bits are those of a class.
+    """
     needed = any(operand is not None and operand.requires_grad for operand in operands)
-    return (needed and torch.is_grad_enabled()) or _autocast() or inside_transform()
+    return (needed and torch.is_grad_enabled() and not _is_batch_invariant()) or _autocast() or inside_transform()
+
+
+def _is_batch_invariant() -> bool:
+    return tgemm.dispatcher.settings.batch_invariant
+
+
+# Called by Python itself while a graph is traced, as `inside_transform` is.
+_is_batch_invariant._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _traced(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
     """Trace a call into a graph."""
     if isinstance(weight, ShuffledWeight):
         return op(input, weight._plain, bias, weight.layout_name)
-    if stays_torch_in_graph(input, weight, bias):
+    if weight.dim() != 2 or stays_torch_in_graph(input, weight, bias):
         return _original(input, weight, bias)
     return op(input, weight, bias)
 

@@ -15,14 +15,16 @@ from tunedgemm.integrations.dynamo import watch_loading
 from tunedgemm.integrations.lowering import lower_to_direct_call
 from tunedgemm.ops.formats.dual_layout import DualLayoutWeight
 
+#: What saves an op's operands, and what computes gradients from them.
+Gradient = tuple[Callable[..., None], Callable[..., Any]]
 #: torch's own types of tensors.
 TORCHS = (torch.Tensor, torch.nn.Parameter)
 #: Kept alive: an op lives as long as the library that defines it.
 _library = torch.library.Library("tunedgemm", "FRAGMENT")
 
 
-def define_op(schema: str, run: Callable[..., torch.Tensor], fake: Callable[..., torch.Tensor]) -> Any:
-    """Define ``torch.ops.tunedgemm.<name>``, without a gradient.
+def define_op(schema: str, run: Callable[..., torch.Tensor], fake: Callable[..., torch.Tensor], gradient: Gradient | None = None) -> Any:
+    """Define ``torch.ops.tunedgemm.<name>``.
 
     Args:
         schema: the op's signature, as ``linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor``.
@@ -30,6 +32,8 @@ def define_op(schema: str, run: Callable[..., torch.Tensor], fake: Callable[...,
             for granted.
         fake: takes the same arguments as fake tensors; from it graphs learn the output's sizes and
             dtype, and faults of the operands. The strides of its output do not count.
+        gradient: what saves operands, and what computes gradients from them, as in
+            `torch.library.register_autograd`; without them the op has no gradient.
 
     Returns:
         The op, for traced functions to call unless `inside_transform`.
@@ -44,6 +48,8 @@ def define_op(schema: str, run: Callable[..., torch.Tensor], fake: Callable[...,
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"tunedgemm::{name}", fake_contiguous, lib=_library)
+    if gradient is not None:
+        torch.library.register_autograd(f"tunedgemm::{name}", gradient[1], setup_context=gradient[0], lib=_library)
     op = getattr(torch.ops.tunedgemm, name).default
     lower_to_direct_call(op, name, run)
     return op
