@@ -15,7 +15,7 @@ from tunedgemm.ops import op_named
 from tunedgemm.ops.scale_order import M_MAJOR, ROW, with_order
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.table.bit_classes import class_faults, one_class
+from tunedgemm.table.bit_classes import class_faults, one_class, pins_of
 from tunedgemm.table.csvfile import fold, read_rows, upsert, write_rows
 from tunedgemm.table.folders import table_layers, tuned_path
 from tunedgemm.table.lookup import Table
@@ -216,3 +216,13 @@ def test_one_class_leaves_plain_rows_alone() -> None:
     plain, twin = row("plain", 8, "", 1.0), row("twin", 0, "", 1.0)
     assert one_class([plain, twin]) == [plain, twin]
     assert one_class([plain, twin, row("pin", 0)]) == [plain, row("pin", 0)]
+
+
+def test_a_row_for_any_m_names_a_kernel() -> None:
+    """torch's library chooses kernels by M, so a row by hand would give several bits as one class."""
+    native = attrs.evolve(row("native", 0), solution=Solution("torch", "native"))
+    rows = [native, row("one", 1)]
+    assert not pins_of(rows)
+    faults = [why for _, why in class_faults(rows)]
+    assert "cannot name torch's call, whose library chooses kernels by M (got torch:native)" in faults[0]
+    assert "no row with M = 0" in faults[1]

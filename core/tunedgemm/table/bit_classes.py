@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops.scale_order import field_of, of_any_m
 from tunedgemm.text.printable import warn_once
 
@@ -32,7 +33,9 @@ def class_faults(rows: Iterable[Row]) -> Iterator[tuple[Row, str]]:
     for group in groups.values():
         pin = next(iter(pins_of(group).values()), None)
         for row in group:
-            if not row.shape.m and not _serves_any_m(row):
+            if not row.shape.m and row.solution.libtype == BUILTIN:
+                why = f"a row with M = 0 cannot name torch's call, whose library chooses kernels by M (got {row.solution})"
+            elif not row.shape.m and not _serves_any_m(row):
                 why = f"a row with M = 0 must have the default order of scales (got {field_of(row.shape)})"
             elif pin is None:
                 why = f"no row with M = 0 of N={row.shape.n}, K={row.shape.k} serves the other M"
@@ -64,8 +67,8 @@ def pins_of(rows: Iterable[Row]) -> dict[object, Row]:
 
 
 def _serves_any_m(row: Row) -> bool:
-    """Check whether a row has M = 0 and the default order of float32 scales, as in all look-ups."""
-    return not row.shape.m and row.shape == of_any_m(row.shape)
+    """Check whether a row has M = 0, a kernel, and the default order of float32 scales, as in all look-ups."""
+    return not row.shape.m and row.solution.libtype != BUILTIN and row.shape == of_any_m(row.shape)
 
 
 def warn_of_plain_files(files: Sequence[Path]) -> None:
