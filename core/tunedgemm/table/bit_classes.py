@@ -67,7 +67,7 @@ def pins_of(rows: Iterable[Row]) -> dict[object, Row]:
 
 
 def _serves_any_m(row: Row) -> bool:
-    """Check whether a row has M = 0, a kernel, and the default order of float32 scales, as in all look-ups."""
+    """Check whether a row has M = 0, a kernel, and the default order of scales, as in all look-ups."""
     return not row.shape.m and row.solution.libtype != BUILTIN and row.shape == of_any_m(row.shape)
 
 
