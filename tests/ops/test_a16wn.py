@@ -78,7 +78,7 @@ class TestShapeOf:
             ("ct_int4", (ints(8, 9), ones(2, 9)), "the weight of ct_int4 must be [N, K/8] for x"),
             ("ct_int4", (ints(9, 8).to(torch.uint8), ones(9, 2)), "weight must be torch.int32 (got torch.uint8)"),
             ("ct_int4", (ints(9, 8), ones(9, 4)), "w_scale of ct_int4 must be [9, 2] for group 32 or [9, 1] for group 64 or"),
-            ("ct_int4", (ints(9, 8), ones(9, 2).half()), "w_scale must be torch.bfloat16 (got torch.float16)"),
+            ("ct_int4", (ints(9, 8), ones(9, 2).half()), "w_scale must be torch.bfloat16 (got torch.float16), the dtype of x; pass"),
             ("fp8_block", (ones(9, 64, dtype=torch.float8_e4m3fn), torch.ones(1, 1)), "a group of 128, which must divide K=64 (got"),
             ("gptq_int4", (ints(8, 9), ones(2, 9), ints(2, 2)), "w_zeros: gptq_int4 has none (got (2, 2) torch.int32 on cpu); the"),
             ("gptq_int4_zp", (ints(8, 9), ones(2, 9)), "w_zeros: gptq_int4_zp needs it (got None); pass the checkpoint's qzeros"),
@@ -109,6 +109,7 @@ class TestShapeOf:
         with pytest.raises(OperandError, match="w_global_scale: nvfp4 needs it"):
             OP.shape_of(X, codes, scale, w_format="nvfp4")
         check_values(None, torch.tensor(2.0, device="meta"), 1)
+        check_values(None, torch.nn.Parameter(torch.tensor(1.0)), 1)  # read without torch's warning of a gradient
         check_values(ints(64) + 1, torch.tensor(3 / 2688), 2)
 
 
@@ -188,6 +189,14 @@ def test_an_empty_output_has_n_for_any_sizes(w_format):
             stored = quantise(w_format, torch.ones(n, k), group, index=index)
             for x in (torch.ones(3, k), torch.ones(2, 3, k)):
                 assert OP.fake(x, stored.weight, stored.w_scale, stored.w_zeros).shape == (*x.shape[:-1], n)
+
+
+@listed(("w_format", "weight", "w_scale"), [("gptq_int4", (0, 16), (0, 16)), ("awq_int4", (0, 2), (0, 16)), ("ct_int4", (16, 0), (16, 0))])
+def test_no_k_gives_zeros(w_format, weight, w_scale):
+    """Without K the weight and its scales have equally many rows, and the output still has N."""
+    zeros = ints(0, 2) if w_format == "awq_int4" else None
+    out = TunedGemm().gemm_a16wn(X[:, :0], ints(*weight), ones(*w_scale), zeros, w_format=w_format)
+    assert torch.equal(out, torch.zeros(2, 16).bfloat16())
 
 
 def test_gradients_reach_the_activations():

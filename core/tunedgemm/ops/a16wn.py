@@ -87,6 +87,8 @@ def _check(
         hints = {"w_zeros": "the constant ones of a symmetric weight are left out", "w_index": "formats with act-order end in _order"}
         remedy = f"; {hints[name]}" if name in hints else ""
         raise OperandError(f"{NAME}: {name}: {form.name} has none (got {quantised.describe(operand)}){remedy}")
+    if name == "w_scale" and not form.scale and operand.dtype != x.dtype:
+        raise OperandError(f"{NAME}: w_scale must be {x.dtype} (got {operand.dtype}), the dtype of x; pass w_scale.to(x.dtype)")
     if operand is not None:
         quantised.check_scale(NAME, name, operand, sizes, dtypes, x.device)
         if not operand.is_contiguous():
@@ -144,7 +146,7 @@ def check_values(w_index: torch.Tensor | None, w_global_scale: torch.Tensor | No
                 f"{NAME}: w_index: groups must be from 0 to {groups - 1} (got {low} to {high}); "
                 "of a sharded weight with act-order, keep the scales and zero points of all groups"
             )
-    if w_global_scale is not None and _is_readable(w_global_scale) and (value := float(w_global_scale)) > 1:
+    if w_global_scale is not None and _is_readable(w_global_scale) and (value := float(w_global_scale.detach())) > 1:
         raise OperandError(
             f"{NAME}: w_global_scale: it multiplies, amax / 2688, so it is at most 1 (got {value:g}); "
             "pass the reciprocal of a scale that divides, as of compressed-tensors"
@@ -222,12 +224,13 @@ def _bytes_moved(shape: Shape) -> int:
 def _fake(x: torch.Tensor, weight: torch.Tensor, w_scale: torch.Tensor, *_: Any, otype: torch.dtype | None = None) -> torch.Tensor:
     """Make an empty output [..., N].
 
-    Scales [groups, N] have fewer rows than the weight that they belong to, [K/8, N] or [K, N/8];
-    others have N rows, as their weight.
+    Scales [groups, N] have fewer rows than the weight that they belong to, [K/8, N] or [K, N/8],
+    or as many for K = 0; others have N rows, as their weight.
     """
     import torch
 
-    is_kn = weight.dtype is torch.int32 and w_scale.shape[0] != weight.shape[0]
+    is_empty = not weight.shape[0] and not x.shape[-1]
+    is_kn = weight.dtype is torch.int32 and (w_scale.shape[0] != weight.shape[0] or is_empty)
     return x.new_empty((*x.shape[:-1], w_scale.shape[1] if is_kn else weight.shape[0]), dtype=otype or x.dtype)
 
 
