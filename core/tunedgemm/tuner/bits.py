@@ -43,6 +43,8 @@ _MANTISSA = {
 }  # fmt: skip
 #: Exponent of the largest scale of int8, whose sums are large, so that fp16 holds the products.
 _INT8_SCALE = -7
+#: Operands of a16wn that may pack values into int32, filled by byte; others are indices.
+_PACKED = ("weight", "w_zeros?")
 #: Elements that are computed at a time: 128 MiB as integers.
 _SLICE = 1 << 24
 _WORD = (1 << 63) - 1
@@ -100,7 +102,9 @@ class StandardOperands:
         self._contents: dict[int, tuple[torch.Tensor, tuple[Any, ...]]] = {}  # by id, with the fingerprint when made
         self._operands = op.make_inputs(self.shape, device, 0)
         for place, operand in enumerate(self._operands):
-            if operand is not None and operand.dtype != torch.int32:
+            if operand is not None and op.operands[place] == "w_index?":
+                overwrite(operand, operand.sort().values[_mixed(torch.arange(len(operand), device=device)).argsort()])
+            elif operand is not None and (operand.dtype != torch.int32 or op.operands[place] in _PACKED):
                 self._fill(place, operand)
         if kind:
             _route(self.shape, *self._operands[3:5])
@@ -121,11 +125,11 @@ class StandardOperands:
 
     def _fill(self, place: int, operand: torch.Tensor) -> None:
         """Overwrite an operand by values of its place, row and column."""
-        target = plain_weight(operand)
+        target = operand.view(torch.uint8) if operand.dtype == torch.int32 else plain_weight(operand)
         name, memory = self.op.operands[place], target
         if isinstance(operand, ShuffledWeight):
             target = torch.empty_like(memory)
-        rows = target if target.dim() == 2 else target.reshape(-1, target.shape[-1])
+        rows = target if target.dim() == 2 else target.reshape(-1, target.shape[-1] if target.dim() else 1)
         by_block = "scale" in name and self._blocks is not None and rows.shape[1] == blocks(self._k)
         largest_scale = 0 if "scale" not in name else 2 ** (_INT8_SCALE if self._int8 else 1)
         pairs = self._pairs(rows) if name in ("x", "weight", "hidden", "w1") else None
@@ -138,8 +142,8 @@ class StandardOperands:
                 values[:, self._blocks[1]] = values[:, self._blocks[0]]
             values = _shrunk(values, name, self.shape)
             into = rows[numbers[0] : numbers[0] + len(numbers)]
-            overwrite(into, values.to(operand.dtype) if values.is_floating_point() else values.view(operand.dtype))
-        if name[0] in "wb" and len(target) == dict(self.shape.extra).get("expert"):
+            overwrite(into, values.to(operand.dtype) if values.is_floating_point() else values.view(target.dtype))
+        if name[0] in "wb" and target.shape[:1] == (dict(self.shape.extra).get("expert"),):
             experts = raw(target)
             experts[1::2] = experts[: len(target) // 2 * 2 : 2]  # twins, see `_route`
         if isinstance(operand, ShuffledWeight):
