@@ -300,7 +300,7 @@ def _of_algorithm(algorithm: Any, stated: Mapping[str, Any]) -> Verdict:
 
 def _unknown(method: str, stated: Mapping[str, Any]) -> Scheme:
     """Leave out the quantised layers of an unsupported method, except those GPTQ's fields exempt."""
-    verdict = _refuse(f"the format of quant_method {method!r}")
+    verdict = Verdict(refused=f"no list has the products of quant_method {method!r}")
     skipped = tuple(f"re:{name[2:]}" for name in _mapping(stated.get("dynamic")) if name.startswith("-:"))
     rules = [Rule(skipped, WIDE)] if skipped else []
     only = _flat(stated.get("modules_in_block_to_quantize"))
