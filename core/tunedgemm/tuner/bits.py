@@ -215,7 +215,7 @@ def _cancel(values: torch.Tensor, pairs: tuple[torch.Tensor, torch.Tensor, torch
     """
     left, right, exponents = pairs
     if is_x or both:
-        values[:, left] *= torch.ones_like(exponents).bitwise_left_shift(exponents - _LEAST).float() * 0.5**-_LEAST
+        values[:, left] *= torch.ones_like(exponents).bitwise_left_shift(exponents - _LEAST).float() * 2.0**_LEAST
     values[:, right] = -values[:, left] if is_x else values[:, left]
 
 
