@@ -101,7 +101,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, launcher: Function, x: torch.Tensor, weight: torch.Tensor, *bias: torch.Tensor | None) -> torch.Tensor:
-        keep_product(ctx, (x, weight, *bias), None)
+        keep_product(ctx, x, weight, *bias)
         return launcher(x, weight, *bias).data  # autograd forbids writing into a view, such as a reshaped output
 
     @staticmethod
@@ -109,10 +109,8 @@ class _Product(torch.autograd.Function):
         return None, *gradients_of_product(ctx, gradients[0], ctx.needs_input_grad[1:])
 
 
-def keep_product(ctx: Any, inputs: tuple[torch.Tensor | None, ...], output: Any) -> None:
-    """Save what the gradients of a product of *inputs*, x, weight and biases, need."""
-    del output
-    x, weight, *bias = inputs
+def keep_product(ctx: Any, x: torch.Tensor, weight: torch.Tensor, *bias: torch.Tensor | None) -> None:
+    """Save what the gradients of a product need."""
     ctx.save_for_backward(x, weight)
     ctx.bias = [None if each is None else (each.shape, each.dtype) for each in bias]
 

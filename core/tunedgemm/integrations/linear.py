@@ -243,7 +243,8 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = Non
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    keep_product(ctx, inputs[:3], output)
+    del output
+    keep_product(ctx, *inputs[:3])
 
 
 def _gradients(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

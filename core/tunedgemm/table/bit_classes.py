@@ -33,10 +33,8 @@ def class_faults(rows: Iterable[Row]) -> Iterator[tuple[Row, str]]:
     for group in groups.values():
         pin = next(iter(pins_of(group).values()), None)
         for row in group:
-            if not row.shape.m and row.solution.libtype == BUILTIN:
-                why = f"a row with M = 0 cannot name torch's call, whose library chooses kernels by M (got {row.solution})"
-            elif not row.shape.m and not _serves_any_m(row):
-                why = f"a row with M = 0 must have the default order of scales (got {field_of(row.shape)})"
+            if not row.shape.m and (fault := _fault_of_any_m(row)):
+                why = f"a row with M = 0 {fault}"
             elif pin is None:
                 why = f"no row with M = 0 of N={row.shape.n}, K={row.shape.k} serves the other M"
             elif row.bit_class != pin.bit_class:
@@ -61,14 +59,19 @@ def pins_of(rows: Iterable[Row]) -> dict[object, Row]:
     """Return the fastest row with M = 0 and a class of each group that has one."""
     pins: dict[object, Row] = {}
     for row in rows:
-        if row.bit_class and row.valid and _serves_any_m(row) and (row.group not in pins or row.us < pins[row.group].us):
+        serves = row.bit_class and row.valid and not row.shape.m and not _fault_of_any_m(row)
+        if serves and (row.group not in pins or row.us < pins[row.group].us):
             pins[row.group] = row
     return pins
 
 
-def _serves_any_m(row: Row) -> bool:
-    """Check whether a row has M = 0, a kernel, and the default order of scales, as in all look-ups."""
-    return not row.shape.m and row.solution.libtype != BUILTIN and row.shape == of_any_m(row.shape)
+def _fault_of_any_m(row: Row) -> str:
+    """Return why a row with M = 0 cannot serve every M; "" if it can."""
+    if row.solution.libtype == BUILTIN:
+        return f"cannot name torch's call, whose library chooses kernels by M (got {row.solution})"
+    if row.shape != of_any_m(row.shape):  # look-ups for any M ask for the default
+        return f"must have the default order of scales (got {field_of(row.shape)})"
+    return ""
 
 
 def warn_of_plain_files(files: Sequence[Path]) -> None:
