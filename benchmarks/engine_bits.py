@@ -27,8 +27,8 @@ The questions of ``--only``:
 
 bits
     The same prompts are answered alone, in batches with other requests and in other orders. Tokens
-    and log probabilities must equal those of the mode's first arm alone, bit for bit. A row has the
-    number of prompts that differ.
+    and log probabilities must equal those of the mode's first arm alone, bit for bit; compiled arms
+    have their own first. A row has the number of prompts that differ.
 layers
     In arms of ``ours`` the first row of each linear layer's output must be the same at each M. One
     layer of each kind is compared with tunedgemm's function in another process, on the engine's own
@@ -174,16 +174,16 @@ def variant_of(name: str) -> str:
 
 def compare_bits(arms: list[Arm], arguments: argparse.Namespace, keep: Callable[[dict[str, Any]], None], until: float) -> None:
     """Answer the prompts under all conditions, and keep a row of each."""
-    mine, wanted = prompts(arguments.prompts, arguments.tokens), dict[str, dict[int, list[str]]]()
+    mine, wanted = prompts(arguments.prompts, arguments.tokens), dict[tuple[str, bool], dict[int, list[str]]]()
     conditions = {"alone": [[each] for each in mine]} | {name: batches(mine, *how) for name, how in BATCHES.items()}
     for condition, asked in conditions.items():
         for arm in arms:
-            mode, begin = mode_of(arm.name), time.monotonic()
+            kind, begin = (mode_of(arm.name), variant_of(arm.name) == "compiled"), time.monotonic()
             if begin > until:
                 print(f"{condition}, {arm.name}: no time left", flush=True)
                 continue
             found = answers(arm, asked)
-            row = different(found, wanted.setdefault(mode, {seed: found[seed] for seed, *_ in mine}))
+            row = different(found, wanted.setdefault(kind, {seed: found[seed] for seed, *_ in mine}))
             keep({"model": arm.model, "arm": arm.name, "condition": condition, **row, "seconds": round(time.monotonic() - begin, 1)})
 
 

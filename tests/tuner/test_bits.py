@@ -228,6 +228,35 @@ def test_equal_kernels_have_one_label_as_far_as_they_serve() -> None:
     assert (none.label, none.served) == ("", ())
 
 
+def test_a_kernel_for_some_m_stops_where_no_kernel_for_every_m_has_its_bits() -> None:
+    """One with their bits keeps their label, and one for every M has a label whatever its bits are."""
+    operands, any_m, calls = StandardOperands(OP, SHAPE, CPU), set[tuple[int, ...]](), list[int]()
+
+    def found(kernel: Callable[..., torch.Tensor], most: int = 10**6) -> Bits:
+        def counted(at: Shape, *given: torch.Tensor) -> torch.Tensor:
+            calls.append(at.m)
+            return kernel(at, *given)
+
+        def bind(at: Shape) -> Launcher | Unsupported:
+            return Launcher(functools.partial(counted, at)) if at.m <= most else Unsupported("few rows only")
+
+        calls.clear()
+        return measure(operands, bind, SIZES, any_m)
+
+    def unlike(at: Shape, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        out = product(at, x, weight)
+        out.view(torch.int16)[:, -1] ^= 1
+        return out
+
+    early, whole = found(unlike, 8), found(product)
+    alike, other = found(product, 8), found(unlike, 8)
+    assert (early.others, len(early.label), any_m) == (False, 16, {whole.rows})
+    assert alike.label == whole.label
+    assert (other.others, other.label, other.served, calls) == (True, "", (), [2])
+    assert other.detail.startswith("no kernel that serves every M has its bits; it refuses M = 16: few rows only")
+    assert found(unlike).label == early.label == found(unlike, 8).label
+
+
 def test_errors_of_calls_are_faults() -> None:
     """The error's text is the reason, and the kernel may be right at other M."""
 

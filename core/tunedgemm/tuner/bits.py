@@ -8,7 +8,7 @@ it for all.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import attrs
@@ -48,6 +48,8 @@ _PACKED = ("weight", "w_zeros?")
 #: Elements that are computed at a time: 128 MiB as integers.
 _SLICE = 1 << 24
 _WORD = (1 << 63) - 1
+#: Why a kernel that refuses some M was not measured further.
+OTHER_BITS = "no kernel that serves every M has its bits"
 
 #: Binds a candidate at a shape.
 Bind = Callable[[Shape], Launcher | Unsupported]
@@ -64,6 +66,7 @@ class Bits:
             they do not.
         refused: (M, reason) of those that it does not serve.
         raised: whether the fault is an error.
+        others: whether the first rows have other bits than all kernels that serve every M.
     """
 
     rows: tuple[int, ...]
@@ -71,11 +74,18 @@ class Bits:
     fault: str = ""
     refused: tuple[tuple[int, str], ...] = ()
     raised: bool = False
+    others: bool = False
+
+    @property
+    def detail(self) -> str:
+        """Return why the kernel is in no class, or not for every M."""
+        reasons = [OTHER_BITS] * self.others + [f"it refuses M = {m}: {reason}" for m, reason in self.refused]
+        return self.fault or "; ".join(reasons)
 
     @property
     def label(self) -> str:
         """Return the hash of all rows, 16 hexadecimal digits; "" if the bits are in no class."""
-        if self.fault or len(self.rows) < CONTENTS:
+        if self.fault or self.others or len(self.rows) < CONTENTS:
             return ""
         return hashlib.sha256(",".join(map(str, self.rows)).encode()).hexdigest()[:16]
 
@@ -256,13 +266,15 @@ def _shuffled(rows: int, count: int, device: torch.device) -> torch.Tensor:
     return _mixed(torch.arange(rows * count, device=device) + (5 << 40)).reshape(rows, count).argsort(dim=1)
 
 
-def measure(operands: StandardOperands, bind: Bind, sizes: Iterable[int] = SIZES) -> Bits:
+def measure(operands: StandardOperands, bind: Bind, sizes: Iterable[int] = SIZES, any_m: set[tuple[int, ...]] | None = None) -> Bits:
     """Run a kernel at several M, and hash its rows.
 
     Args:
         operands: the standard operands of the shape.
         bind: binds the kernel at a shape; a refusal leaves out this M.
         sizes: the M to run.
+        any_m: rows of earlier kernels that serve every M; those of this one are added. A kernel that
+            refuses a larger M is given up where it has the bits of none: no other class is chosen.
     """
     rows: dict[int, int] = {}
     served: list[int] = []
@@ -273,17 +285,23 @@ def measure(operands: StandardOperands, bind: Bind, sizes: Iterable[int] = SIZES
             launcher = bind(operands.op.canonical(operands.shape.with_m(m)))
             if isinstance(launcher, Unsupported):
                 refused.insert(0, (m, launcher.reason))
-            elif fault := next(_differences(rows, operands, launcher, m), ""):
+            elif fault := next(_differences(rows, operands, launcher, m, (any_m or ()) if refused else ()), ""):
                 break
             else:
                 served.insert(0, m)
     except Exception as error:  # a kernel may raise anything
         fault, raised = described(error), True
-    return Bits(tuple(rows[content] for content in sorted(rows)), tuple(served), fault, tuple(refused), raised)
+    others, fault = fault == OTHER_BITS, "" if fault == OTHER_BITS else fault
+    found = Bits(tuple(rows[content] for content in sorted(rows)), tuple(served), fault, tuple(refused), raised, others)
+    if any_m is not None and found.label and not refused:
+        any_m.add(found.rows)
+    return found
 
 
-def _differences(rows: dict[int, int], operands: StandardOperands, launcher: Launcher, m: int) -> Iterator[str]:
-    """Add the hashes of the rows of M; yield which row differs from an earlier one.
+def _differences(
+    rows: dict[int, int], operands: StandardOperands, launcher: Launcher, m: int, any_m: Collection[tuple[int, ...]]
+) -> Iterator[str]:
+    """Add the hashes of the rows of M; yield which row differs from an earlier one, or `OTHER_BITS`.
 
     At the largest M each content is in some call, at others in one of a few.
     """
@@ -295,6 +313,8 @@ def _differences(rows: dict[int, int], operands: StandardOperands, launcher: Lau
             content = (first + place) % CONTENTS
             if rows.setdefault(content, found) != found:
                 yield f"row {place} at M = {m} has other bits than at another M or place"
+        if any_m and not any(all(like[content] == found for content, found in rows.items()) for like in any_m):
+            yield OTHER_BITS
 
 
 def row_hashes(out: torch.Tensor, m: int) -> list[int]:

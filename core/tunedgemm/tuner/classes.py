@@ -101,7 +101,8 @@ class Group:
             for solution in (timing.solution for timing in timed if timing.us <= limit):
                 alike[kind := (solution.sum_order or solution.libtype, solution.split_k)] += 1
                 near |= {solution: None} if alike[kind] <= MEASURED else {}
-        return tuple(near)
+        largest = self.times[max(self.times, key=lambda shape: shape.m)]
+        return tuple(sorted(near, key=lambda solution: solution not in largest))  # those for any M first, see `bits.measure`
 
     def _timed(self, shape: Shape, statuses: Sequence[str]) -> list[Timing]:
         """Return the times of kernels that may be stored, in an order that is equal in all runs."""

@@ -67,6 +67,7 @@ class Session:
     _verifier: Verifier | None = attrs.field(default=None, init=False)
     _served: Served | None = attrs.field(default=None, init=False)
     _standard: StandardOperands | None = attrs.field(default=None, init=False)
+    _any_m: set[tuple[int, ...]] = attrs.field(factory=set, init=False)
     _bound: tuple[Solution | None, dict[Shape, Launcher | Unsupported]] = attrs.field(default=(None, {}), init=False)
     _fingerprint: tuple[Any, ...] = attrs.field(default=(), init=False)
 
@@ -110,10 +111,9 @@ class Session:
     def is_quick(self, libtype: str, op: str) -> bool:
         """Check that the options and the measured order of the backend's lists allow a quick search.
 
-        Bitwise requirements may exclude all solutions at the beginning of a list.
+        `Options.deterministic` may exclude all solutions at the beginning of a list.
         """
-        options = self.options
-        is_allowed = options.search == "quick" and not (options.deterministic or options.batch_invariant)
+        is_allowed = self.options.search == "quick" and not self.options.deterministic
         return is_allowed and self._backend(libtype).is_ranked(op, self.device)
 
     def solutions(self, libtype: str, shape: Shape) -> tuple[Solution, ...]:
@@ -220,21 +220,21 @@ class Session:
         operands = self._standard_operands(shape)
         if self._bound[0] != solution:
             self.bind_all(shape, solution, sizes)
-        found: Bits = self._run_on_device(lambda: measure(operands, self._bound[1].__getitem__, sizes))
+        found: Bits = self._run_on_device(lambda: measure(operands, self._bound[1].__getitem__, sizes, self._any_m))
         self._bound = None, {}
         if found.fault:
             self._alive(Timing(shape, solution, "failed", detail=found.fault))
         if operands.changed():
             self._standard = None
             return _changing(shape, solution)
-        detail = found.fault or "; ".join(f"it refuses M = {m}: {reason}" for m, reason in found.refused)
         status = "failed" if found.raised else "ok" if found.label else "batch_variant" if found.fault else "unsupported"
-        return Timing(shape, solution, status, batch_invariant=bool(found.label), bits=found.label, detail=detail[:500])
+        return Timing(shape, solution, status, batch_invariant=bool(found.label), bits=found.label, detail=found.detail[:500])
 
     def _standard_operands(self, shape: Shape) -> StandardOperands:
         """Return the standard operands of a shape, in place of those of the timed one."""
         if self._standard is None or self._standard.of != shape:
             self._free()
+            self._any_m.clear()
             self._standard = StandardOperands(op_named(self.op_name), shape, self.device.torch_device)
         return self._standard
 
