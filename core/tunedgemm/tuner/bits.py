@@ -273,8 +273,8 @@ def measure(operands: StandardOperands, bind: Bind, sizes: Iterable[int] = SIZES
         operands: the standard operands of the shape.
         bind: binds the kernel at a shape; a refusal leaves out this M.
         sizes: the M to run.
-        any_m: rows of earlier kernels that serve every M; those of this one are added. A kernel that
-            refuses a larger M is given up where it has the bits of none: no other class is chosen.
+        any_m: rows of earlier kernels that serve every M, to which those of this one are added. One
+            that refuses a larger M is given up where it has the bits of none: no class holds it.
     """
     rows: dict[int, int] = {}
     served: list[int] = []
