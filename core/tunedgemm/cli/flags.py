@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import operator
 import os
 from collections.abc import Callable, Mapping
@@ -177,7 +178,7 @@ def listed(named: Mapping[str, tuple[int, ...]], arguments: argparse.Namespace, 
         UserError: a model or a flag cannot be used, or no shape is left.
     """
     from tunedgemm.workload.models import NSETS, Formats, by_tokens, layers_of_model, merge_lists, rows_of, select_layers, with_shapes
-    from tunedgemm.workload.models.engines import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, as_called, command_of, rows_of_engine
+    from tunedgemm.workload.models.engines import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, as_called, as_run, command_of, rows_of_engine
 
     engine = arguments.nsets if isinstance(arguments.nsets, str) else ""
     limits = (arguments.max_num_seqs or MAX_NUM_SEQS, arguments.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS)
@@ -187,9 +188,10 @@ def listed(named: Mapping[str, tuple[int, ...]], arguments: argparse.Namespace, 
     rows = rows_of(sets, default(arguments.batch_size, "GTUNE_BATCH_SIZE", _whole_number, 1))
     formats = Formats(fp8=_fp8(arguments), preshuffle=arguments.preshuffle)
     patterns = tuple(pattern.strip() for pattern in arguments.layers.split(",") if pattern.strip())
+    run = functools.partial(as_run, engine, device_of)
     models: dict[str, list[ModelShapes]] = {}
     for model, tp in ((model, tp) for model, ranks in named.items() for tp in ranks):
-        layers = layers_of_model(model, tp, fuse=not arguments.no_fuse, fuse_shared_experts=arguments.fuse_shared_experts)
+        layers = layers_of_model(model, tp, fuse=not arguments.no_fuse, fuse_shared_experts=arguments.fuse_shared_experts, as_run=run)
         shaped = with_shapes(select_layers(layers, patterns) if patterns else layers, rows, formats)
         wanted = _wanted(shaped, arguments, several=len(named) > 1)
         by_op, notes = as_called(engine, wanted, device_of) if engine else (wanted, ())

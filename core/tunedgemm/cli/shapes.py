@@ -89,6 +89,7 @@ def _cells(row: Untuned, ranks: list[int]) -> dict[str, str]:
     shape, extra = row.shape, dict(row.shape.extra)
     words = [shape.op]
     words += [f"x{extra['B']}"] if "B" in extra else []
+    words += [f"{extra['w_format']}/{extra['w_group']}"] if "w_format" in extra else []
     words += [f"{extra['expert']} experts, top {extra['topk']}"] if "expert" in extra else []
     words += ["+ bias"] if shape.bias else []
     words += [shape.layout] if shape.layout != "row" else []

@@ -117,7 +117,7 @@ def format_named(name: str) -> WeightFormat:
     Raises:
         OperandError: an unknown format.
     """
-    if name not in FORMATS:
+    if not isinstance(name, str) or name not in FORMATS:
         raise OperandError(f"a16wn: unknown w_format (got {name!r}); use one of {', '.join(FORMATS)}")
     return FORMATS[name]
 

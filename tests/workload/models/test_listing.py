@@ -36,7 +36,7 @@ def test_a_row_is_one_that_its_op_writes_and_reads(tmp_path, faults_of):
 
         assert (found, notes) == (op, ())
         assert read_untuned(path, op_named(op)) == [row]
-        if layer.scheme in ("", "mxfp4_weight"):
+        if layer.scheme in ("", "mxfp4/32"):
             assert row.shape.dtype == layer.dtype
 
     assert not faults_of(
@@ -49,10 +49,10 @@ def test_a_row_is_one_that_its_op_writes_and_reads(tmp_path, faults_of):
             (Layer("e", "experts", 64, 32, experts=Experts(8, 2, gated=False)), "fmoe"),
             (Layer("a", "linear", 128, 128, scheme="fp8_block"), "a8w8_blockscale"),
             (Layer("a", "linear", 128, 128, scheme="mxfp4"), "a4w4_blockscale"),
-            (Layer("a", "linear", 128, 128, scheme="mxfp4_weight", dtype="fp16", bias=True), "a16w4_blockscale"),
-            (Layer("a", "linear", 128, 128, scheme="int8_row_weight", dtype="fp16"), "a16wn"),
-            (Layer("a", "linear", 128, 128, scheme="fp8_block_weight"), "a16wn"),
-            (Layer("a", "linear", 128, 128, scheme="fp8_tensor_weight", bias=True), "a16wn"),
+            (Layer("a", "linear", 128, 128, scheme="mxfp4/32", dtype="fp16", bias=True), "a16w4_blockscale"),
+            (Layer("a", "linear", 128, 128, scheme="int8_channel/0", dtype="fp16"), "a16wn"),
+            (Layer("a", "linear", 128, 128, scheme="fp8_block/128"), "a16wn"),
+            (Layer("a", "linear", 128, 128, scheme="fp8_tensor/0", bias=True), "a16wn"),
         ],
     )
 
@@ -68,7 +68,7 @@ def test_layers_that_an_op_cannot_express_are_notes():
 
 def test_activations_of_experts_in_mxfp4_are_those_of_a_call(monkeypatch):
     """fused_moe decides by activation, tokens and device; a bias is an option."""
-    layer = Layer("a.experts", "experts", 64, 32, experts=Experts(8, 2, act="swiglu"), scheme="mxfp4_weight", bias=True)
+    layer = Layer("a.experts", "experts", 64, 32, experts=Experts(8, 2, act="swiglu"), scheme="mxfp4/32", bias=True)
     found = {}
     for gfx in ("gfx950", "sm_90"):
         monkeypatch.setattr("tunedgemm.ops.moe_operands.current_device", lambda gfx=gfx: Device(gfx, 1, "a-device"))

@@ -76,13 +76,13 @@ STATED = {
     "Quark's mxfp4": (quark(FP4, {**FP4, "is_dynamic": True}), "mxfp4"),
     "Quark's fp8": (quark({"dtype": "fp8_e4m3", "qscheme": "per_tensor"}, {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}), "fp8_tensor"),
     "Quark's fp8, channel": (quark({"dtype": "fp8_e4m3", "qscheme": "per_channel"}, {"dtype": "fp8_e4m3"}), "fp8_row"),
-    "Quark's mxfp4, weights alone": (quark(FP4, None), "mxfp4_weight"),
-    "mxfp4, weights alone": (compressed({"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}, None), "mxfp4_weight"),
+    "Quark's mxfp4, weights alone": (quark(FP4, None), "mxfp4/32"),
+    "mxfp4, weights alone": (compressed({"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}, None), "mxfp4/32"),
     "nvfp4, weights alone": (
         compressed({"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}, None),
         "fp4 weights scaled by tensor_group with activations of 16 bits",
     ),
-    "Quark, weights alone": (quark({"dtype": "fp8_e4m3", "qscheme": "per_tensor"}, None), "fp8_tensor_weight"),
+    "Quark, weights alone": (quark({"dtype": "fp8_e4m3", "qscheme": "per_tensor"}, None), "fp8_tensor/0"),
     "ModelOpt's FP8": ({"quant_method": "modelopt", "quant_algo": "FP8", "producer": {"name": "modelopt"}}, "fp8_tensor"),
     "ModelOpt's NVFP4": ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, "modelopt's NVFP4"),
     "AWQ": ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}, "quant_method 'awq'"),
@@ -90,7 +90,7 @@ STATED = {
     "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "quant_method 'bitsandbytes'"),
     "gpt-oss": (
         {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]},
-        "mxfp4_weight",
+        "mxfp4/32",
     ),
     "other blocks": ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "fp8 in blocks of 64x64"),
     "unknown": ({"quant_method": "new"}, "quant_method 'new'"),
@@ -179,7 +179,7 @@ def test_routers_and_the_head_stay_wide():
     block, mxfp4 = (quantisation_of({"quantization_config": stated}) for stated in (DEEPSEEK, {"quant_method": "mxfp4"}))
 
     assert all(block.of(Layer("mlp.gate", kind, 8, 8), "mlp.gate") == WIDE for kind in ("router", "head"))
-    assert (of_experts(block).scheme, of_experts(mxfp4).scheme) == ("fp8_block", "mxfp4_weight")
+    assert (of_experts(block).scheme, of_experts(mxfp4).scheme) == ("fp8_block", "mxfp4/32")
     assert of_linear(mxfp4) == WIDE
 
 

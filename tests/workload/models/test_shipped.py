@@ -119,7 +119,7 @@ def test_gpt_oss():
     model = layers_of_model("gptoss120B")
 
     assert [(layer.n, layer.k, layer.bias, layer.count, layer.scheme) for layer in model.layers] == [
-        (5120, 2880, True, 36, ""), (2880, 4096, True, 36, ""), (128, 2880, True, 36, ""), (2880, 2880, True, 36, "mxfp4_weight"),
+        (5120, 2880, True, 36, ""), (2880, 4096, True, 36, ""), (128, 2880, True, 36, ""), (2880, 2880, True, 36, "mxfp4/32"),
         (201088, 2880, False, 1, ""),
     ]  # fmt: skip
 

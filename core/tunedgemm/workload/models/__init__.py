@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,16 +61,27 @@ class ModelShapes:
     notes: tuple[str, ...] = ()
 
 
-def layers_of_model(folder: Path | str, tp: int = 1, *, fuse: bool = True, fuse_shared_experts: bool = False) -> ModelShapes:
-    """Return the layers of a model, without M; arguments as in `shapes_of_model`."""
+def layers_of_model(
+    folder: Path | str,
+    tp: int = 1,
+    *,
+    fuse: bool = True,
+    fuse_shared_experts: bool = False,
+    as_run: Callable[[tuple[Layer, ...]], tuple[tuple[Layer, ...], tuple[str, ...]]] = lambda layers: (layers, ()),
+) -> ModelShapes:
+    """Return the layers of a model, without M; arguments as in `shapes_of_model`.
+
+    *as_run* changes layers to the formats that an engine multiplies, and returns notes on them.
+    """
     folder = named_model(str(folder))
     model = architecture_of(folder)
-    notes = list(model.notes)
+    layers, changes = as_run(model.layers)
+    notes = [*model.notes, *changes]
     reasons: dict[str, dict[str, None]] = {}
-    for layer in model.layers:
+    for layer in layers:
         reasons.setdefault(left_out(layer), {})[layer.name] = None
     notes += [f"left out, as {reason}: {', '.join(names)}" for reason, names in reasons.items() if reason]
-    products = tuple(layer for layer in model.layers if not left_out(layer))
+    products = tuple(layer for layer in layers if not left_out(layer))
     if fuse:
         products = tuple(attrs.evolve(layer, dtype=_model_dtype(products)) if layer.kind == "router" else layer for layer in products)
         products = _with_shared_experts(products, folder) if fuse_shared_experts else products

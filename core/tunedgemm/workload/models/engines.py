@@ -21,6 +21,8 @@ from tunedgemm.ops.scale_order import M_MAJOR, M_MAJOR_PADDED, ROW, canonical_or
 from tunedgemm.process.variables import OFF
 from tunedgemm.shape import Shape
 from tunedgemm.table.untuned import Untuned
+from tunedgemm.workload.models.layer import Layer
+from tunedgemm.workload.models.scheme import SCHEMES, WEIGHTS_ALONE
 
 #: Defaults of the engines' HTTP servers: sequences at once, and tokens of one prefill.
 MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 256, 8192
@@ -86,6 +88,20 @@ def as_called(
         sizes.setdefault(f"{order} for {engine} on {device.gfx}, {why}", {})[f"{row.shape.n} x {row.shape.k}"] = None
     notes = (f"{_BY_BLOCK}: x's scales are listed as {note}: N x K = {', '.join(products)}" for note, products in sizes.items())
     return {**by_op, _BY_BLOCK: tuple(rows)}, tuple(notes)
+
+
+def as_run(engine: str, device_of: Callable[[], Device], layers: tuple[Layer, ...]) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
+    """Return layers in the formats that an engine multiplies, and notes on changed ones.
+
+    vLLM runs nvfp4 and mxfp8 by Marlin, on the weights alone, where NVIDIA's GPUs lack them.
+    """
+    changed = [layer for layer in layers if layer.scheme in WEIGHTS_ALONE and layer.kind != "experts"]
+    if engine != "vllm" or not changed or not (gfx := device_of().gfx).startswith("sm_") or int(gfx[3:]) >= 100:
+        return layers, ()
+    names = ", ".join(dict.fromkeys(layer.name for layer in changed))
+    schemes = ", ".join(dict.fromkeys(SCHEMES[layer.scheme] for layer in changed))
+    note = f"listed with activations of 16 bits, as vllm on {gfx} runs {schemes}: {names}"
+    return tuple(attrs.evolve(layer, scheme=WEIGHTS_ALONE[layer.scheme]) if layer in changed else layer for layer in layers), (note,)
 
 
 def rows_of_engine(engine: str, max_num_seqs: int, max_num_batched_tokens: int) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from tunedgemm.ops.weight_formats import FORMAT, GROUP
 from tunedgemm.shape import MAX_SIZE, Shape
 from tunedgemm.table.untuned import Untuned, layers_of_both
 from tunedgemm.workload.models.layer import Layer
-from tunedgemm.workload.models.scheme import SCHEMES
+from tunedgemm.workload.models.scheme import SCHEMES, WEIGHTS_ALONE
 
 #: Most M per list.
 MOST_ROWS = 4096
@@ -23,35 +23,31 @@ MOST_ROWS = 4096
 #: scheme -> the op of a plain product, the op for shuffled weights, "" where no op has such
 #: products, and fmoe's word for the quantisation
 _OPS = {
+    **{scheme: ("a16wn", "a16wn", "") for scheme in SCHEMES if "/" in scheme},
     "": ("a16w16", "a16w16", "No"),
     "fp8_tensor": ("a16w16", "a16w16", "per_Tensor"),
     "fp8_row": ("a8w8", "a8w8_bpreshuffle", "per_Token"),
     "int8_row": ("a8w8", "a8w8_bpreshuffle", "per_Token"),
     "fp8_block": ("a8w8_blockscale", "a8w8_blockscale_bpreshuffle", "per_1x128"),
     "mxfp4": ("a4w4_blockscale", "a4w4_blockscale", "per_1x32"),
-    "mxfp4_weight": ("a16w4_blockscale", "a16w4_blockscale", "per_1x32"),
+    "mxfp4/32": ("a16w4_blockscale", "a16w4_blockscale", "per_1x32"),
     "mxfp4_fp8": ("", "", "per_1x32"),
     "mxfp8": ("", "", "per_1x32"),
-    "int4_weight": ("", "", "per_1x32"),
-    "int8_row_weight": ("a16wn", "a16wn", "per_Token"),
-    "fp8_block_weight": ("a16wn", "a16wn", "per_1x128"),
-    "fp8_row_weight": ("a16wn", "a16wn", "per_Token"),
-    "fp8_tensor_weight": ("a16wn", "a16wn", "per_Tensor"),
-}
-#: scheme -> format and group of a16wn
-_WEIGHT_FORMATS = {
-    "int8_row_weight": ("int8_channel", "0"),
-    "fp8_block_weight": ("fp8_block", "128"),
-    "fp8_row_weight": ("fp8_channel", "0"),
-    "fp8_tensor_weight": ("fp8_tensor", "0"),
+    "nvfp4": ("", "", ""),
+    "int4/32": ("", "", "per_1x32"),
+    "ct_int4/32": ("a16wn", "a16wn", "per_1x32"),
+    "int8_channel/0": ("a16wn", "a16wn", "per_Token"),
+    "fp8_block/128": ("a16wn", "a16wn", "per_1x128"),
+    "fp8_channel/0": ("a16wn", "a16wn", "per_Token"),
+    "fp8_tensor/0": ("a16wn", "a16wn", "per_Tensor"),
 }
 #: scheme -> dtype of the weights where it is not fp8
 _WEIGHTS = {
-    "int8_row": "int8", "int8_row_weight": "int8", "int4_weight": "int4",
-    **dict.fromkeys(("mxfp4", "mxfp4_weight", "mxfp4_fp8"), "fp4x2"),
+    **dict.fromkeys(("int8_row", "int8_channel/0"), "int8"), **dict.fromkeys(("int4/32", "ct_int4/32"), "int4"),
+    **dict.fromkeys(("mxfp4", "mxfp4/32", "mxfp4_fp8"), "fp4x2"),
 }  # fmt: skip
 #: schemes of experts whose activations `fused_moe` chooses by the number of tokens and the device
-_CHOSEN = ("mxfp4_weight",)
+_CHOSEN = ("mxfp4/32",)
 _SHUFFLED = "aiter16x16"
 
 
@@ -149,9 +145,12 @@ def by_tokens(by_op: Mapping[str, tuple[Untuned, ...]]) -> dict[str, tuple[Untun
 
 def left_out(layer: Layer) -> str:
     """Return why a layer is not listed, as the end of "left out, as …"; "" if it is."""
-    if layer.refused or layer.kind == "experts" or _OPS[layer.scheme][0]:
+    if layer.refused or _OPS[layer.scheme][2 if layer.kind == "experts" else 0]:
         return layer.refused
-    return f"no op has {SCHEMES[layer.scheme]}"
+    if layer.kind == "experts":
+        return f"no op has experts with {SCHEMES[layer.scheme]}"
+    older = "; vLLM runs the weights alone on GPUs before sm_100, listed with --nsets vllm --device sm_90:132"
+    return f"no op has {SCHEMES[layer.scheme]}{older if layer.scheme in WEIGHTS_ALONE else ''}"
 
 
 def _cells(layer: Layer, formats: Formats) -> tuple[str, dict[str, str]]:
@@ -165,7 +164,7 @@ def _cells(layer: Layer, formats: Formats) -> tuple[str, dict[str, str]]:
     multiplied = _multiplied(layer, formats)
     cells = sizes | dict.fromkeys(("dtype", "q_dtype_w", "x_dtype"), multiplied)
     cells |= {"outdtype": layer.dtype, "scaleAB": str(layer.scheme == "fp8_tensor")}
-    cells |= dict(zip((FORMAT, GROUP), _WEIGHT_FORMATS.get(layer.scheme, ()), strict=False))
+    cells |= dict(zip((FORMAT, GROUP), layer.scheme.split("/"), strict=False))
     if formats.preshuffle:
         cells |= {"bpreshuffle": "True", "layout": _SHUFFLED}
     op = shuffled if formats.preshuffle else plain
@@ -175,7 +174,7 @@ def _cells(layer: Layer, formats: Formats) -> tuple[str, dict[str, str]]:
 
 def _multiplied(layer: Layer, formats: Formats) -> str:
     """Return the dtype of the activations in the multiplication."""
-    if not layer.scheme or layer.scheme.endswith("_weight"):
+    if not layer.scheme or "/" in layer.scheme:
         return layer.dtype
     return formats.fp8 if layer.scheme == "mxfp4_fp8" else _WEIGHTS.get(layer.scheme, formats.fp8)
 

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Mapping
 import attrs
 
 from tunedgemm.errors import UserError
+from tunedgemm.ops.weight_formats import FORMATS
 from tunedgemm.workload.models.layer import Layer
 from tunedgemm.workload.models.roles import NEVER_SPLIT, SPLIT_BY_COLUMNS, SPLIT_BY_ROWS
 
 #: Multiple to which engines pad the vocabulary (DEFAULT_VOCAB_PADDING_SIZE of vLLM and SGLang).
 VOCAB_STEP = 64
-#: Scheme -> rows and columns per weight scale, which engines do not split.
-_BLOCKS = {"fp8_block": 128, "fp8_block_weight": 128, **dict.fromkeys(("mxfp4", "mxfp4_weight", "mxfp4_fp8", "mxfp8", "int4_weight"), 32)}
+#: Scheme of both sides -> rows and columns per weight scale, which engines do not split.
+_BLOCKS = {"fp8_block": 128, **dict.fromkeys(("mxfp4", "mxfp4_fp8", "mxfp8", "int4/32"), 32)}
 #: Most ranks, more than any engine uses.
 MOST_RANKS = 1024
 
@@ -50,6 +51,7 @@ def sharded(layers: tuple[Layer, ...], tp: int, plan: Mapping[str, str], *, engi
         notes.append(f"left whole on every rank: {', '.join(parts)}, as {reason}")
     cut = tuple(layer if layer.tower and reason else _of_rank(layer, tp, split, engine=engine) for layer, split in splits)
     notes += dict.fromkeys(note for (layer, _), part in zip(splits, cut, strict=True) for note in _broken_blocks(layer, part))
+    cut = tuple(_with_all_groups(layer, part) for (layer, _), part in zip(splits, cut, strict=True))
     nameless = [layer for (layer, split), (_, style) in zip(splits, plans, strict=True) if not (split or layer.role) and style is None]
     whole = dict.fromkeys(layer.name for layer in nameless if layer.kind in ("linear", "batched"))
     if whole and tp > 1 and (engine or not planned):
@@ -59,11 +61,30 @@ def sharded(layers: tuple[Layer, ...], tp: int, plan: Mapping[str, str], *, engi
 
 def _broken_blocks(whole: Layer, part: Layer) -> Iterator[str]:
     """Yield a note on each size that a rank's share cuts inside a block with one scale."""
-    block = _BLOCKS.get(whole.scheme, 1)
+    blocks = (_BLOCKS.get(whole.scheme, 1),) * 2
+    w_format, _, group = whole.scheme.partition("/")
+    if form := FORMATS.get(w_format):
+        by_group = not form.has_index and int(group)
+        blocks = (max(form.rows, 1) if form.zeros is None else form.per, by_group or form.per)
     names = ("model_dim", "inter_dim") if whole.kind == "experts" else ("N", "K")
-    for name, before, size in zip(names, (whole.n, whole.k), (part.n, part.k), strict=True):
+    for name, before, size, block in zip(names, (whole.n, whole.k), (part.n, part.k), blocks, strict=True):
         if size != before and size % block:
             yield f"{whole.name}: {name} {size} is not a multiple of the block {block}: engines refuse this or pad"
+    if (regrouped := _with_all_groups(whole, part).scheme) != whole.scheme:
+        group = regrouped.partition("/")[2]
+        yield f"{whole.name}: K is split and has act-order: a rank keeps the scales of all groups, as if of groups of {group}"
+
+
+def _with_all_groups(whole: Layer, part: Layer) -> Layer:
+    """Return a rank's layer with the group of its operands.
+
+    An index of act-order names any group, so that each rank has the scales of all groups for its
+    part of K, and `a16wn` sees smaller groups.
+    """
+    w_format, _, group = whole.scheme.partition("/")
+    if part.k == whole.k or w_format not in FORMATS or not FORMATS[w_format].has_index:
+        return part
+    return attrs.evolve(part, scheme=f"{w_format}/{int(group) * part.k // whole.k}")
 
 
 def _uncut(towers: list[tuple[Layer, str]], tp: int, *, engine: bool) -> str:

@@ -1,7 +1,7 @@
 """Quantisers: parse ``quantization_config`` of ``config.json`` to schemes. Torch-free.
 
-Supported are transformers' fp8, FBGEMM, compressed-tensors, Quark, ModelOpt and gpt-oss's MXFP4.
-Others are rejected.
+Supported are transformers' fp8, FBGEMM, compressed-tensors, Quark, ModelOpt, GPTQ, AWQ, mxfp8 and
+gpt-oss's MXFP4. Others are rejected.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from tunedgemm.workload.models.scheme import WIDE, Quantisation, Rule, Scheme, Verdict, is_text, stated_parts
+from tunedgemm.workload.models.scheme import SCHEMES, WIDE, Quantisation, Rule, Scheme, Verdict, is_text, stated_parts
 
 #: Keys under which quantisers list skipped layers.
 _IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude", "exclude_modules", "llm_int8_skip_modules")
@@ -30,7 +30,19 @@ _KEYS = {
     "mxfp4": set(),
     "compressed-tensors": {"config_groups", "format", "sparsity_config"},
     "quark": {"global_quant_config", "layer_quant_config", "layer_type_quant_config", "export", "algo_config", "quant_mode"},
-    "modelopt": {"quant_algo", "quantized_layers", "quantization", "config_groups"},
+    "modelopt": {"quant_algo", "quantized_layers", "quantization", "config_groups", "group_size"},
+    "mxfp8": {"fmt", "activation_scheme", "weight_block_size", "scale_fmt"},
+    "gptq": {
+        "bits", "group_size", "desc_act", "sym", "format", "checkpoint_format", "is_marlin_format", "pack_dtype", "dynamic", "lm_head",
+        "modules_in_block_to_quantize", "act_group_aware", "static_groups", "true_sequential", "damp_percent", "damp_auto_increment", "mse",
+        "meta", "quantizer", "dataset", "tokenizer", "backend", "batch_size", "pad_token_id", "model_seqlen", "max_input_length",
+        "model_name_or_path", "model_file_base_name", "block_name_to_quantize", "module_name_preceding_first_block",
+        "cache_block_outputs", "use_exllama", "disable_exllama", "exllama_config", "use_cuda_fp16",
+    },
+    "awq": {
+        "bits", "w_bit", "group_size", "q_group_size", "zero_point", "backend", "lm_head", "do_fuse", "modules_to_fuse",
+        "fuse_max_seq_len", "exllama_config",
+    },
 }  # fmt: skip
 #: keys of one group of layers that its reader reads, in compressed-tensors and in Quark
 _OF_GROUP = {"weights", "input_activations", "targets", "format"}
@@ -44,18 +56,27 @@ _FORMATS = {
     ("fp4", "group32", "fp4", "group32"): "mxfp4",
     ("fp4", "group32", "fp8", "group32"): "mxfp4_fp8",
     ("fp8", "group32", "fp8", "group32"): "mxfp8",
-    ("fp4", "group32", "", ""): "mxfp4_weight",
-    ("int4", "group32", "", ""): "int4_weight",
-    ("int8", "row", "", ""): "int8_row_weight",
-    ("fp8", "block", "", ""): "fp8_block_weight",
-    ("fp8", "row", "", ""): "fp8_row_weight",
-    ("fp8", "tensor", "", ""): "fp8_tensor_weight",
+    ("fp4", "tensor_group", "fp4", "tensor_group"): "nvfp4",
+    ("fp4", "group32", "", ""): "mxfp4/32",
+    ("fp4", "tensor_group", "", ""): "nvfp4/16",
+    ("int4", "group32", "", ""): "int4/32",
+    ("int8", "row", "", ""): "int8_channel/0",
+    ("fp8", "block", "", ""): "fp8_block/128",
+    ("fp8", "row", "", ""): "fp8_channel/0",
+    ("fp8", "tensor", "", ""): "fp8_tensor/0",
+    ("fp8", "group32", "", ""): "mxfp8/32",
+    **{
+        (f"{asymmetric}packed int4", f"group{group}" if group else "row", "", ""): f"{name}/{group}"
+        for asymmetric, name in (("", "ct_int4"), ("asymmetric ", "ct_int4_zp"))
+        for group in (0, 32, 64, 128)
+    },
 }
 #: A quantiser's scale granularity -> ours.
 _BY = {"tensor": "tensor", "per_tensor": "tensor", "channel": "row", "per_channel": "row", "token": "row", "per_token": "row"}
 #: ModelOpt's algorithms
 _ALGORITHMS = {
     "FP8": "fp8_tensor", "FP8_PER_CHANNEL_PER_TOKEN": "fp8_row", "MXFP8": "mxfp8", "W4A8_MXFP4_FP8": "mxfp4_fp8",
+    "NVFP4": "nvfp4", "W4A16_NVFP4": "nvfp4/16",
 }  # fmt: skip
 #: words for the dtype of experts
 _EXPERTS = {"fp4": "mxfp4_fp8", "mxfp4": "mxfp4_fp8", "fp8": "", "float8_e4m3fn": ""}
@@ -76,7 +97,7 @@ def quantisation_of(raw: Mapping[str, Any]) -> Quantisation:
     """Return the quantisation in ``config.json``, for each part of the model."""
     stated = dict(stated_parts(raw))
     whole = _scheme_of(stated[""], raw) if "" in stated else Scheme(experts=_experts({}, raw, WIDE))  # experts may still name their dtype
-    text, others = whole, whole
+    text, others = whole, _of_others(whole, stated[""]) if "" in stated else whole
     for path, own in stated.items():
         if is_text(path):
             part = _part(raw, path)
@@ -87,6 +108,14 @@ def quantisation_of(raw: Mapping[str, Any]) -> Quantisation:
     if text is not whole and "" not in stated and others is whole:
         others = Scheme()
     return Quantisation(_with_fields(text, raw), others)
+
+
+def _of_others(whole: Scheme, stated: Any) -> Scheme:
+    """Return the scheme of other parts than the text, which GPTQ and AWQ may leave in 16 bits without a word."""
+    stated = _mapping(stated)
+    if stated.get("quant_method") not in ("gptq", "awq") or stated.get("modules_in_block_to_quantize") or any(map(stated.get, _IGNORED)):
+        return whole
+    return attrs.evolve(whole, usual=Verdict(refused="quantization_config does not say whether they are quantised"))
 
 
 def _part(raw: Mapping[str, Any], path: str) -> Mapping[str, Any]:
@@ -113,8 +142,10 @@ def _scheme_of(stated: Any, raw: Mapping[str, Any]) -> Scheme:
     if not isinstance(stated, Mapping):
         return Scheme(_refuse(f"a quantization_config that is no object (got {str(stated)[:40]!r})"))
     method = str(stated.get("quant_method", "")).lower().replace("_", "-").replace("fbgemm-fp8", "fbgemm_fp8")
+    method = "modelopt" if method.startswith("modelopt") else method
+    stated = {**stated, **_mapping(stated.get("quantization"))} if method == "modelopt" else stated
     reader = _READERS.get(method)
-    scheme = _unknown(method, stated) if reader is None else reader(stated)
+    scheme = Scheme(Verdict(refused=f"no list has the products of quant_method {method!r}")) if reader is None else reader(stated)
     ignored = tuple(entry for key in _IGNORED for entry in _entries(stated.get(key)))
     scheme = attrs.evolve(scheme, rules=(Rule(ignored, WIDE), *scheme.rules)) if ignored else scheme
     if reader is None:
@@ -133,7 +164,7 @@ def _without(scheme: Scheme, unread: Mapping[str, Any]) -> Scheme:
         return attrs.evolve(scheme, notes=notes)
     verdict = Verdict(refused=f"quantization_config has {', '.join(map(repr, deciding))}, which may decide their dtype and is not read")
     kept = tuple(rule for rule in scheme.rules if rule.verdict == WIDE)
-    return Scheme(verdict, kept, notes=notes)
+    return Scheme(verdict, kept, head=scheme.head, notes=notes)
 
 
 def _entries(value: Any) -> tuple[str, ...]:
@@ -189,7 +220,7 @@ def _of_compressed(stated: Mapping[str, Any]) -> Scheme:
     usual: dict[Verdict, None] = {}
     rules: list[Rule] = []
     for group in groups.values():
-        verdict = _of_group(group)
+        verdict = _of_group(group, stated.get("format"))
         targets = _entries(_mapping(group).get("targets")) or ("Linear",)
         names = tuple(target for target in targets if target.startswith("re:") or not target[:1].isupper())
         rules += [Rule(names, verdict)] if names else []
@@ -200,10 +231,14 @@ def _of_compressed(stated: Mapping[str, Any]) -> Scheme:
     if len(usual) > 1:
         kinds = ", ".join(sorted(each.refused or each.scheme for each in usual))
         return Scheme(Verdict(refused=f"groups of the same layers have different schemes ({kinds})"))
-    return Scheme(next(iter(usual), WIDE), tuple(rules))
+    return Scheme(next(iter(usual), WIDE), tuple(rules), head=_names_head(rules))
 
 
-def _of_group(group: Any) -> Verdict:
+def _names_head(rules: Iterable[Rule]) -> bool:
+    return any(name.endswith("lm_head") for rule in rules for name in rule.patterns)
+
+
+def _of_group(group: Any, packing: Any) -> Verdict:
     if not isinstance(group, Mapping):
         return _refuse(f"a group of compressed-tensors by name alone (got {str(group)[:40]!r})")
     if unread := _unread(group, _OF_GROUP):
@@ -211,23 +246,26 @@ def _of_group(group: Any) -> Verdict:
     weights, inputs = group.get("weights"), group.get("input_activations")
     if not isinstance(weights, Mapping):
         return _refuse("quantised activations with unquantised weights") if inputs else WIDE
-    return _pair(_of_tensors(weights), _of_tensors(inputs) if isinstance(inputs, Mapping) else ("", ""))
+    dtype, by = _of_tensors(weights)
+    packed = "packed int" if (group.get("format") or packing) == "pack-quantized" else "int"
+    return _pair((dtype.replace("int", packed), by), _of_tensors(inputs) if isinstance(inputs, Mapping) else ("", ""))
 
 
 def _of_tensors(spec: Mapping[str, Any]) -> tuple[str, str]:
     """Return dtype and scales of a group's weights or activations as compressed-tensors spells them."""
     kind, bits = spec.get("type"), spec.get("num_bits")
     dtype = f"{'fp' if kind == 'float' else kind}{bits}"
-    if spec.get("symmetric") is False:
-        return dtype, "with zero points"
+    dtype = f"asymmetric {dtype}" if spec.get("symmetric") is False else dtype
     if spec.get("actorder") not in (None, False, "static", "weight"):
-        return dtype, f"in the order {spec['actorder']!r}"
+        return dtype, f"groups in the order {spec['actorder']!r} (static works)"
     if spec.get("strategy") == "block":
         block = spec.get("block_structure")
         sizes = "x".join(map(str, block)) if isinstance(block, list) else str(block)
         return dtype, "block" if sizes == "128x128" else f"block of {sizes}"
     size = spec.get("group_size")
-    if size and size > 0 and spec.get("strategy") != "tensor_group":
+    if spec.get("strategy") == "tensor_group":
+        return dtype, "tensor_group" if size == 16 else f"tensor_group of {size}"
+    if size and size > 0:
         e8m0 = dtype != "fp8" or size != 32 or "uint8" in str(spec.get("scale_dtype")) or "e8m0" in str(spec.get("scale_dtype"))
         return dtype, f"group{size}" if e8m0 else "group32 with scales of an unknown dtype"
     return dtype, _BY.get(str(spec.get("strategy")), str(spec.get("strategy")))
@@ -282,12 +320,11 @@ def _quark_tensors(spec: Any) -> tuple[str, str] | None:
 
 
 def _of_modelopt(stated: Mapping[str, Any]) -> Scheme:
-    stated = {**stated, **_mapping(stated.get("quantization"))}
     layers = _mapping(stated.get("quantized_layers"))
     algorithm = stated.get("quant_algo")
     if layers:
-        rules = [Rule((name,), _of_algorithm(_mapping(of).get("quant_algo"), stated)) for name, of in layers.items()]
-        return Scheme(WIDE, tuple(rules))
+        rules = [Rule((name,), _of_algorithm(_mapping(of).get("quant_algo"), {**stated, **_mapping(of)})) for name, of in layers.items()]
+        return Scheme(WIDE, tuple(rules), head=_names_head(rules))
     return Scheme(_of_algorithm(algorithm, stated))
 
 
@@ -295,18 +332,46 @@ def _of_algorithm(algorithm: Any, stated: Mapping[str, Any]) -> Verdict:
     word = str(algorithm or "").upper()
     if not word and stated.get("kv_cache_quant_algo"):
         return WIDE
+    if "NVFP4" in word and stated.get("group_size") not in (None, 16):
+        return _refuse(f"modelopt's {word} by groups of {stated['group_size']}; 16 works")
     return Verdict(_ALGORITHMS[word]) if word in _ALGORITHMS else _refuse(f"modelopt's {word or 'unnamed algorithm'}")
 
 
-def _unknown(method: str, stated: Mapping[str, Any]) -> Scheme:
-    """Leave out the quantised layers of an unsupported method, except those GPTQ's fields exempt."""
-    verdict = Verdict(refused=f"no list has the products of quant_method {method!r}")
-    skipped = tuple(f"re:{name[2:]}" for name in _mapping(stated.get("dynamic")) if name.startswith("-:"))
-    rules = [Rule(skipped, WIDE)] if skipped else []
-    only = _flat(stated.get("modules_in_block_to_quantize"))
-    if only:
-        return Scheme(WIDE, (*rules, Rule(only, verdict)))
-    return Scheme(verdict, tuple(rules))
+def _of_gptq(stated: Mapping[str, Any]) -> Scheme:
+    usual, only, rules = _of_gptq_layer(stated), _flat(stated.get("modules_in_block_to_quantize")), []
+    for pattern, changes in _mapping(stated.get("dynamic")).items():  # a regex each, "-:" for layers of 16 bits
+        changed = _unread(_mapping(changes), _KEYS["gptq"]) or _of_gptq_layer({**stated, **_mapping(changes)})
+        changed = Verdict(refused="'dynamic' and 'modules_in_block_to_quantize' may disagree") if only else changed
+        rules.append(Rule((f"re:{pattern.removeprefix('-:').removeprefix('+:')}",), WIDE if pattern.startswith("-:") else changed))
+    rules += [Rule(only, usual)] if only else []
+    return Scheme(WIDE if only else usual, tuple(rules), head=stated.get("lm_head") is True)
+
+
+def _of_gptq_layer(stated: Mapping[str, Any]) -> Verdict:
+    if missing := [field for field in ("bits", "group_size", "desc_act", "sym") if stated.get(field) is None]:
+        return _refuse(f"GPTQ without {', '.join(missing)}")
+    forms = {str(stated.get(field) or "gptq").lower() for field in ("format", "checkpoint_format")}
+    if not forms <= {"gptq", "gptq_v2"} or stated.get("is_marlin_format") or stated.get("pack_dtype") not in (None, "int32"):
+        return _refuse("GPTQ's weights in another order or another dtype; checkpoint_format gptq of int32 works")
+    if not stated["sym"] and "gptq_v2" in forms:
+        return _refuse("zero points of gptq_v2; checkpoint_format gptq works, which stores them minus 1")
+    by_index = stated["desc_act"] and stated["group_size"] != -1  # one group has no order
+    return _int4(f"gptq_int4{'' if stated['sym'] else '_zp'}{'_order' if by_index else ''}", stated["bits"], stated["group_size"])
+
+
+def _of_awq(stated: Mapping[str, Any]) -> Scheme:
+    bits, group = (stated.get(field, stated.get(other)) for field, other in (("bits", "w_bit"), ("group_size", "q_group_size")))
+    version = str(stated.get("version") or "gemm").lower()
+    if version != "gemm" or stated.get("backend") == "llm-awq" or stated.get("zero_point") is not True:
+        return Scheme(_refuse(f"AWQ of version {version} with zero_point {stated.get('zero_point')}; gemm with zero points works"))
+    return Scheme(_int4("awq_int4", bits, group), head=stated.get("lm_head") is True)
+
+
+def _int4(w_format: str, bits: Any, group: Any) -> Verdict:
+    scheme = f"{w_format}/{0 if group == -1 else group}"
+    if bits != 4 or scheme not in SCHEMES:
+        return _refuse(f"{w_format.partition('_')[0].upper()}'s weights of {bits} bits by groups of {group}; 4 by 32, 64, 128 or -1 works")
+    return Verdict(scheme)
 
 
 def _flat(value: Any) -> tuple[str, ...]:
@@ -320,5 +385,8 @@ _READERS = {
     "compressed-tensors": _of_compressed,
     "quark": _of_quark,
     "modelopt": _of_modelopt,
-    "mxfp4": lambda _: Scheme(WIDE, experts=Verdict("mxfp4_weight")),
+    "mxfp4": lambda _: Scheme(WIDE, experts=Verdict("mxfp4/32")),
+    "mxfp8": lambda stated: _of_fp8({"weight_block_size": [1, 32], **stated}),
+    "gptq": _of_gptq,
+    "awq": _of_awq,
 }

@@ -12,9 +12,10 @@ from typing import Any
 
 import attrs
 
+from tunedgemm.ops.weight_formats import FORMATS
 from tunedgemm.workload.models.layer import Layer
 
-#: schemes of weights and activations -> their description
+#: schemes of weights and activations -> their description; those of weights alone are format/group
 SCHEMES = {
     "fp8_block": "fp8, weights by blocks of 128x128, activations by 1x128",
     "fp8_row": "fp8, weights by row, activations by token",
@@ -23,13 +24,16 @@ SCHEMES = {
     "mxfp4": "mxfp4, both by groups of 32",
     "mxfp8": "mxfp8, both by groups of 32",
     "mxfp4_fp8": "weights in mxfp4, activations in fp8, both by groups of 32",
-    "mxfp4_weight": "weights in mxfp4 by groups of 32, activations of 16 bits",
-    "int4_weight": "weights in int4 by groups of 32, activations of 16 bits",
-    "int8_row_weight": "weights in int8 by row, activations of 16 bits",
-    "fp8_block_weight": "weights in fp8 by blocks of 128x128, activations of 16 bits",
-    "fp8_row_weight": "weights in fp8 by row, activations of 16 bits",
-    "fp8_tensor_weight": "weights in fp8 with one scale, activations of 16 bits",
+    "nvfp4": "nvfp4, both by groups of 16",
+    "int4/32": "weights in int4 by groups of 32, activations of 16 bits",
+    **{
+        f"{name}/{group}": f"weights in {name} by {f'groups of {group}' if group else 'row'}, activations of 16 bits"
+        for name, form in FORMATS.items()
+        for group in form.groups
+    },
 }
+#: schemes of both sides -> that of the weights alone, as vLLM runs them on older GPUs
+WEIGHTS_ALONE = {"nvfp4": "nvfp4/16", "mxfp8": "mxfp8/32"}
 #: products of one expert, by the names of modules below that of the experts
 _OF_EXPERTS = ("0.gate_proj", "0.up_proj", "0.down_proj")
 
@@ -78,17 +82,19 @@ class Scheme:
         usual: the verdict on layers that no rule matches.
         rules: rules in order; the first that matches a layer decides.
         experts: the verdict on routed experts that no rule matches, if it differs.
+        head: whether the LM head is quantised like other layers.
         notes: sentences on unknown fields.
     """
 
     usual: Verdict = WIDE
     rules: tuple[Rule, ...] = ()
     experts: Verdict | None = None
+    head: bool = False
     notes: tuple[str, ...] = ()
 
     def of(self, layer: Layer, name: str) -> Verdict:
-        """Return the verdict on the module of this full name; engines do not quantise routers and heads."""
-        if layer.kind in ("router", "head", "batched"):
+        """Return the verdict on the module of this full name; engines do not quantise routers."""
+        if layer.kind in ("router", "batched") or (layer.kind == "head" and not self.head):
             return WIDE
         for rule in self.rules:
             if (verdict := rule.match(layer, name)) is not None:
