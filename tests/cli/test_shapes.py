@@ -222,7 +222,12 @@ def test_notes_are_never_lost(write_model: Callable[..., str], tmp_path: Path, c
     gptq = write_model("gptq", "llama", quantization_config={"quant_method": "gptq", "bits": 4})
     for words in ((), ("-o", str(tmp_path / "l.csv"))):
         code, _, err = run(capsys, "--model_dir", gptq, "--nsets", "1", *words)
-        assert code == 0 and err.startswith("tunedgemm: note: left out, as no list has") and "qkv_proj" not in err and "q_proj" in err
+        assert (
+            code == 0
+            and err.startswith("tunedgemm: note: left out, as no op has GPTQ without")
+            and "qkv_proj" not in err
+            and "q_proj" in err
+        )
 
 
 def test_aiters_variables_are_the_defaults(dense: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import attrs
 import torch
 from tunedgemm.dtype import torch_dtype
@@ -9,7 +11,7 @@ from tunedgemm.workload.models import Formats, shapes_of_model
 from tunedgemm.workload.models.layer import Experts, Layer
 from tunedgemm.workload.models.listing import left_out, listed
 from tunedgemm.workload.models.quantisers import _FORMATS, quantisation_of
-from tunedgemm.workload.models.scheme import SCHEMES, WIDE, Quantisation
+from tunedgemm.workload.models.scheme import SCHEMES, WEIGHTS_ALONE, WIDE, Quantisation
 
 DYNAMIC = {"dynamic": True, "num_bits": 8, "strategy": "token", "symmetric": True, "type": "float", "observer": None}
 
@@ -55,9 +57,14 @@ STATED = {
     ),
     "int8": (compressed({"num_bits": 8, "type": "int", "strategy": "channel"}, {**DYNAMIC, "type": "int"}), "int8_row"),
     "int4, weights alone": (
-        compressed({"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}, None),
-        "int4 weights scaled by group128 with activations of 16 bits",
+        compressed({"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}, None, format="pack-quantized"),
+        "ct_int4/128",
     ),
+    "int8, packed": (
+        compressed({"num_bits": 8, "type": "int", "strategy": "channel"}, None, format="pack-quantized"),
+        "packed int8 weights scaled by row with activations of 16 bits; packed int4 by row or groups of 32, 64 or 128 works",
+    ),
+    "int8, weights alone": (compressed({"num_bits": 8, "type": "int", "strategy": "channel"}, None), "int8_channel/0"),
     "int4, fp8 activations": (
         compressed({"num_bits": 4, "type": "int", "strategy": "group"}, DYNAMIC),
         "int4 weights scaled by group with fp8",
@@ -69,9 +76,10 @@ STATED = {
     ),
     "nvfp4, llm-compressor": (
         compressed(
-            {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}, {**DYNAMIC, "num_bits": 4, "group_size": 16}
+            {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
+            {**DYNAMIC, "num_bits": 4, "strategy": "tensor_group", "group_size": 16},
         ),
-        "fp4 weights scaled by tensor_group with fp4 activations",
+        "nvfp4",
     ),
     "Quark's mxfp4": (quark(FP4, {**FP4, "is_dynamic": True}), "mxfp4"),
     "Quark's fp8": (quark({"dtype": "fp8_e4m3", "qscheme": "per_tensor"}, {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}), "fp8_tensor"),
@@ -80,13 +88,13 @@ STATED = {
     "mxfp4, weights alone": (compressed({"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}, None), "mxfp4/32"),
     "nvfp4, weights alone": (
         compressed({"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}, None),
-        "fp4 weights scaled by tensor_group with activations of 16 bits",
+        "nvfp4/16",
     ),
     "Quark, weights alone": (quark({"dtype": "fp8_e4m3", "qscheme": "per_tensor"}, None), "fp8_tensor/0"),
     "ModelOpt's FP8": ({"quant_method": "modelopt", "quant_algo": "FP8", "producer": {"name": "modelopt"}}, "fp8_tensor"),
-    "ModelOpt's NVFP4": ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, "modelopt's NVFP4"),
-    "AWQ": ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}, "quant_method 'awq'"),
-    "GPTQ": ({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}, "quant_method 'gptq'"),
+    "ModelOpt's NVFP4": ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, "nvfp4"),
+    "AWQ": ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}, "awq_int4/128"),
+    "GPTQ": ({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}, "GPTQ without sym"),
     "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "quant_method 'bitsandbytes'"),
     "gpt-oss": (
         {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]},
@@ -246,7 +254,7 @@ def test_layers_without_an_op_are_named(folder, faults_of):
         (note,) = [note for note in shapes.notes if note.startswith("left out, as no ")]
         assert "model.layers.*.mlp.down_proj" in note and kept == {"lm_head"}
 
-    assert not faults_of(check, [("int4, weights alone", "llama-3.1-8b"), ("AWQ", "qwen2")])
+    assert not faults_of(check, [("int8, packed", "llama-3.1-8b"), ("GPTQ", "qwen2")])
 
 
 def test_a_list_of_some_layers_leaves_them_wide(folder):
@@ -385,10 +393,10 @@ def test_reasons_and_schemes_agree_with_the_ops(faults_of):
     def check(scheme):
         for layer in (Layer("a.o", "linear", 256, 256, scheme=scheme), attrs.evolve(EXPERTS, k=256, scheme=scheme)):
             if why := left_out(layer):
-                weights = {"int4": "int4", "int8": "int8", "mxfp4": "fp4x2"}.get(scheme.partition("_")[0], "fp8_e4m3fn")
-                inputs = "bf16" if scheme.endswith("_weight") else "fp8_e4m3fn"
+                weights = {"int4": "int4", "int8": "int8", "mxfp4": "fp4x2"}.get(re.split("[_/]", scheme)[0], "fp8_e4m3fn")
+                inputs = "bf16" if "/" in scheme else "fp8_e4m3fn"
                 assert SCHEMES[scheme] in why
-                assert scheme == "mxfp8" or not any(pair[:2] == (weights, inputs) for pair in linear)
+                assert layer.experts or scheme in WEIGHTS_ALONE or not any(pair[:2] == (weights, inputs) for pair in linear)
                 continue
             by_op, notes = listed([layer], (4,), Formats())
             assert not notes
@@ -397,5 +405,5 @@ def test_reasons_and_schemes_agree_with_the_ops(faults_of):
             operands = op.make_inputs(row.shape, torch.device("cpu"), 0)
             assert op.shape_of(*operands, otype=torch_dtype(row.shape.outdtype), **op.fields(row.shape)) == row.shape
 
-    assert {*_FORMATS.values()} == {*SCHEMES}
+    assert {*_FORMATS.values(), *(scheme for scheme in SCHEMES if scheme.startswith(("gptq", "awq")))} == {*SCHEMES}
     assert not faults_of(check, SCHEMES)

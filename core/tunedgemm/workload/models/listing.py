@@ -21,9 +21,8 @@ from tunedgemm.workload.models.scheme import SCHEMES, WEIGHTS_ALONE
 MOST_ROWS = 4096
 
 #: scheme -> the op of a plain product, the op for shuffled weights, "" where no op has such
-#: products, and fmoe's word for the quantisation
+#: products, and fmoe's word for the quantisation; others are of weights alone
 _OPS = {
-    **{scheme: ("a16wn", "a16wn", "") for scheme in SCHEMES if "/" in scheme},
     "": ("a16w16", "a16w16", "No"),
     "fp8_tensor": ("a16w16", "a16w16", "per_Tensor"),
     "fp8_row": ("a8w8", "a8w8_bpreshuffle", "per_Token"),
@@ -41,6 +40,7 @@ _OPS = {
     "fp8_channel/0": ("a16wn", "a16wn", "per_Token"),
     "fp8_tensor/0": ("a16wn", "a16wn", "per_Tensor"),
 }
+_WEIGHTS_ALONE = ("a16wn", "a16wn", "")
 #: scheme -> dtype of the weights where it is not fp8
 _WEIGHTS = {
     **dict.fromkeys(("int8_row", "int8_channel/0"), "int8"), **dict.fromkeys(("int4/32", "ct_int4/32"), "int4"),
@@ -145,7 +145,7 @@ def by_tokens(by_op: Mapping[str, tuple[Untuned, ...]]) -> dict[str, tuple[Untun
 
 def left_out(layer: Layer) -> str:
     """Return why a layer is not listed, as the end of "left out, as …"; "" if it is."""
-    if layer.refused or _OPS[layer.scheme][2 if layer.kind == "experts" else 0]:
+    if layer.refused or _OPS.get(layer.scheme, _WEIGHTS_ALONE)[2 if layer.kind == "experts" else 0]:
         return layer.refused
     if layer.kind == "experts":
         return f"no op has experts with {SCHEMES[layer.scheme]}"
@@ -155,7 +155,7 @@ def left_out(layer: Layer) -> str:
 
 def _cells(layer: Layer, formats: Formats) -> tuple[str, dict[str, str]]:
     """Return the op of a layer, and the texts of its columns except M."""
-    plain, shuffled, word = _OPS[layer.scheme]
+    plain, shuffled, word = _OPS.get(layer.scheme, _WEIGHTS_ALONE)
     if layer.experts is not None:
         return "fmoe", _experts_cells(layer, word, formats)
     sizes = {"N": str(layer.n), "K": str(layer.k), "bias": str(layer.bias)}

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 import attrs
 
 from tunedgemm.errors import UserError
-from tunedgemm.ops.weight_formats import FORMATS
 from tunedgemm.workload.models.layer import Layer
 from tunedgemm.workload.models.roles import NEVER_SPLIT, SPLIT_BY_COLUMNS, SPLIT_BY_ROWS
+from tunedgemm.workload.models.scheme import weight_format
 
 #: Multiple to which engines pad the vocabulary (DEFAULT_VOCAB_PADDING_SIZE of vLLM and SGLang).
 VOCAB_STEP = 64
@@ -62,16 +62,16 @@ def sharded(layers: tuple[Layer, ...], tp: int, plan: Mapping[str, str], *, engi
 def _broken_blocks(whole: Layer, part: Layer) -> Iterator[str]:
     """Yield a note on each size that a rank's share cuts inside a block with one scale."""
     blocks = (_BLOCKS.get(whole.scheme, 1),) * 2
-    w_format, _, group = whole.scheme.partition("/")
-    if form := FORMATS.get(w_format):
-        by_group = not form.has_index and int(group)
+    form, group = weight_format(whole.scheme)
+    if form is not None:
+        by_group = not form.has_index and group
         blocks = (max(form.rows, 1) if form.zeros is None else form.per, by_group or form.per)
     names = ("model_dim", "inter_dim") if whole.kind == "experts" else ("N", "K")
     for name, before, size, block in zip(names, (whole.n, whole.k), (part.n, part.k), blocks, strict=True):
         if size != before and size % block:
             yield f"{whole.name}: {name} {size} is not a multiple of the block {block}: engines refuse this or pad"
-    if (regrouped := _with_all_groups(whole, part).scheme) != whole.scheme:
-        group = regrouped.partition("/")[2]
+    if (own := _with_all_groups(whole, part)) != part:
+        group = weight_format(own.scheme)[1]
         yield f"{whole.name}: K is split and has act-order: a rank keeps the scales of all groups, as if of groups of {group}"
 
 
@@ -81,10 +81,10 @@ def _with_all_groups(whole: Layer, part: Layer) -> Layer:
     An index of act-order names any group, so that each rank has the scales of all groups for its
     part of K, and `a16wn` sees smaller groups.
     """
-    w_format, _, group = whole.scheme.partition("/")
-    if part.k == whole.k or w_format not in FORMATS or not FORMATS[w_format].has_index:
+    form, group = weight_format(whole.scheme)
+    if part.k == whole.k or form is None or not form.has_index:
         return part
-    return attrs.evolve(part, scheme=f"{w_format}/{int(group) * part.k // whole.k}")
+    return attrs.evolve(part, scheme=f"{form.name}/{group * part.k // whole.k}")
 
 
 def _uncut(towers: list[tuple[Layer, str]], tp: int, *, engine: bool) -> str:

@@ -277,7 +277,8 @@ def _pair(weights: tuple[str, str], inputs: tuple[str, str]) -> Verdict:
         if tuple(first) == weights and dtype == inputs[0] and inputs[1] in (by, ""):
             return Verdict(scheme)
     activations = f"{inputs[0]} activations scaled by {inputs[1]}" if inputs[0] else "activations of 16 bits"
-    return _refuse(f"{weights[0]} weights scaled by {weights[1]} with {activations}")
+    works = "; packed int4 by row or groups of 32, 64 or 128 works" if "packed" in weights[0] else ""
+    return _refuse(f"{weights[0]} weights scaled by {weights[1]} with {activations}{works}")
 
 
 def _of_quark(stated: Mapping[str, Any]) -> Scheme:

@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from tunedgemm.ops.weight_formats import FORMATS
+from tunedgemm.ops.weight_formats import FORMATS, WeightFormat
 from tunedgemm.workload.models.layer import Layer
 
 #: schemes of weights and activations -> their description; those of weights alone are format/group
@@ -145,6 +145,12 @@ def stated_parts(raw: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, 
     for name, part in raw.items():
         if isinstance(part, Mapping) and name not in _FIELDS:
             yield from stated_parts(part, f"{path}.{name}".lstrip("."))
+
+
+def weight_format(scheme: str) -> tuple[WeightFormat | None, int]:
+    """Return format and group of weights alone; (None, 0) for another scheme."""
+    name, slash, group = scheme.partition("/")
+    return (FORMATS.get(name), int(group)) if slash else (None, 0)
 
 
 def is_text(path: str) -> bool:
