@@ -73,6 +73,7 @@ class TestShapeOf:
         ("w_format", "operands", "message"),
         [
             ("int5", (ints(8, 9), ones(2, 9)), "unknown w_format (got 'int5'); use one of gptq_int4, "),
+            (["gptq_int4"], (ints(8, 9), ones(2, 9)), "unknown w_format (got ['gptq_int4']); use one of gptq_int4, "),
             ("gptq_int4", (ints(9, 8), ones(2, 9)), "the weight of gptq_int4 must be [K/8, N] for x [..., K] on its device (got x (2, 64)"),
             ("awq_int4", (ints(8, 9), ones(2, 9)), "the weight of awq_int4 must be [K, N/8] for x"),
             ("ct_int4", (ints(8, 9), ones(2, 9)), "the weight of ct_int4 must be [N, K/8] for x"),

@@ -115,6 +115,9 @@ def _sizes(form: WeightFormat, x: torch.Tensor, weight: torch.Tensor) -> tuple[i
 def _group(form: WeightFormat, n: int, k: int, w_scale: torch.Tensor) -> int:
     """Return the elements of K per scale, by the sizes of the scales; 0 for the whole row.
 
+    One scale a row is group 0, also for a shard of K inside a larger group, since all of its
+    columns share that scale.
+
     Raises:
         OperandError: no valid group has these scales.
     """

@@ -1,4 +1,4 @@
-"""Weights alone: GPTQ, AWQ, packed int4, nvfp4 and mxfp8, from blocks of config.json as their tools write them."""
+"""Weights alone: GPTQ, AWQ, packed int4, nvfp4 and mxfp8, from config.json as tools write it."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_what_a_checkpoint_says(faults_of):
 
 
 def test_single_layers(faults_of):
-    """Rules of single layers decide in their order, and the LM head is quantised where the checkpoint says so."""
+    """Rules of single layers decide in their order; the LM head is quantised where that is stated."""
     listed = {"lm_head": {"quant_algo": "W4A16_NVFP4"}, "model.layers.0.mlp": {"quant_algo": "FP8"}}
     rules = {"-:.*self_attn.*": {}, "+:.*\\.1\\..*": {"bits": 8}, ".*down_proj": {"group_size": 32, "sym": False}, "lm_head": {"mse": 1}}
     own = {**compressed(INT4)["config_groups"]["group_0"], "targets": ["re:.*lm_head", "re:.*mlp.*"]}
@@ -160,7 +160,7 @@ def test_fused_layers_have_the_format(folder):
 
 
 def test_a_rank_that_splits_a_group(folder):
-    """K inside a group is named and not listed; with act-order a rank keeps all scales, so groups are smaller."""
+    """K inside a group is named and not listed; act-order keeps all scales, so groups are smaller."""
     sizes = {"hidden_size": 512, "intermediate_size": 768, "head_dim": ...}
     found = shapes_of_model(folder("llama-3.1-8b", **sizes, quantization_config=GPTQ), 4, (4,))
     assert "model.layers.*.mlp.down_proj: K 192 is not a multiple of the block 128: engines refuse this or pad" in found.notes
@@ -173,7 +173,7 @@ def test_a_rank_that_splits_a_group(folder):
 
 
 def test_both_sides_where_an_engine_multiplies_weights_alone(folder, faults_of):
-    """On NVIDIA GPUs before sm_100 vLLM's nvfp4 and mxfp8 have 16-bit activations; elsewhere they have no op."""
+    """Before sm_100 vLLM's nvfp4 and mxfp8 have 16-bit activations; elsewhere they have no op."""
     sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": ...}
 
     def check(stated, engine, device, expected):
@@ -193,9 +193,10 @@ def test_both_sides_where_an_engine_multiplies_weights_alone(folder, faults_of):
 
 def test_experts_of_weights_alone_are_named(folder):
     """Experts in a format that fmoe lacks are left out with it; int4 by groups of 32 is listed."""
-    (note,) = shapes_of_model(folder("qwen3-moe", quantization_config=GPTQ), 1, (4,)).notes[:1]
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 128}
+    (note,) = shapes_of_model(folder("qwen3-moe", **sizes, quantization_config=GPTQ), 1, (4,)).notes
     assert "no op has experts with weights in gptq_int4 by groups of 128, activations of 16 bits: model.layers.*.mlp.experts" in note
 
-    found = shapes_of_model(folder("qwen3-moe", quantization_config=compressed({**INT4, "group_size": 32})), 1, (4,))
+    found = shapes_of_model(folder("qwen3-moe", **sizes, quantization_config=compressed({**INT4, "group_size": 32})), 1, (4,))
     (row,) = found.by_op["fmoe"]
     assert (row.shape["q_dtype_w"], row.shape["q_type"]) == ("int4", "per_1x32")

@@ -76,10 +76,10 @@ def _broken_blocks(whole: Layer, part: Layer) -> Iterator[str]:
 
 
 def _with_all_groups(whole: Layer, part: Layer) -> Layer:
-    """Return a rank's layer with the group of its operands.
+    """Return a rank's layer with the group that its operands have.
 
-    An index of act-order names any group, so that each rank has the scales of all groups for its
-    part of K, and `a16wn` sees smaller groups.
+    An index of act-order names any group, so each rank keeps the scales of all groups. For its part
+    of K these are scales of smaller groups.
     """
     form, group = weight_format(whole.scheme)
     if part.k == whole.k or form is None or not form.has_index:

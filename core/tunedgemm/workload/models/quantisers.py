@@ -111,7 +111,7 @@ def quantisation_of(raw: Mapping[str, Any]) -> Quantisation:
 
 
 def _of_others(whole: Scheme, stated: Any) -> Scheme:
-    """Return the scheme of other parts than the text, which GPTQ and AWQ may leave in 16 bits without a word."""
+    """Return the scheme of other parts than the text, which GPTQ and AWQ may skip without a word."""
     stated = _mapping(stated)
     if stated.get("quant_method") not in ("gptq", "awq") or stated.get("modules_in_block_to_quantize") or any(map(stated.get, _IGNORED)):
         return whole
