@@ -76,7 +76,7 @@ STATED = [
     (modelopt("w4a16_nvfp4"), "nvfp4/16"),
     (modelopt("W4A16_NVFP4", group_size=32), "modelopt's W4A16_NVFP4 by groups of 32; 16 works"),
     (modelopt("MXFP8", quant_method="modelopt_mxfp8"), "mxfp8"),
-    ({"quant_method": "mxfp8", "activation_scheme": "dynamic", "scale_fmt": "ue8m0"}, "mxfp8"),
+    ({"quant_method": "mxfp8", "activation_scheme": "dynamic", "scale_fmt": "ue8m0", "weight_block_size": None}, "mxfp8"),
 ]
 
 

@@ -387,7 +387,7 @@ _READERS = {
     "quark": _of_quark,
     "modelopt": _of_modelopt,
     "mxfp4": lambda _: Scheme(WIDE, experts=Verdict("mxfp4/32")),
-    "mxfp8": lambda stated: _of_fp8({"weight_block_size": [1, 32], **stated}),
+    "mxfp8": lambda stated: _of_fp8({**stated, "weight_block_size": stated.get("weight_block_size") or [1, 32]}),
     "gptq": _of_gptq,
     "awq": _of_awq,
 }
