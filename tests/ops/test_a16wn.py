@@ -2,6 +2,7 @@
 
 import re
 
+import attrs
 import pytest
 import torch
 from tunedgemm.backends.registry import Registry
@@ -96,6 +97,17 @@ class TestShapeOf:
         """Each error names the op, the operand, the given value and the valid one."""
         with pytest.raises(OperandError, match=f"^a16wn: .*{re.escape(message)}"):
             OP.shape_of(X, *operands, w_format=w_format)
+
+    @listed(("w_format", "group", "keyed"), [("gptq_int4_order", 128, 64), ("gptq_int4", 256, 0)])
+    def test_a_shard_of_k(self, w_format, group, keyed):
+        """A shard has the group that its scales show, and the values of its columns, in any order."""
+        index = torch.randperm(256, dtype=torch.int32) // 128 if "order" in w_format else None
+        whole = quantise(w_format, torch.randn(9, 256), group % 256, index=index)
+        for part in (slice(0, 128), slice(128, 256)):
+            own = attrs.evolve(whole, weight=whole.weight[part.start // 8 : part.stop // 8], w_index=None if index is None else index[part])
+            found = OP.shape_of(X.repeat(1, 2), own.weight, own.w_scale, own.w_zeros, own.w_index, w_format=w_format)
+            assert found == shape(2, 9, 128, w_format, keyed)
+            assert torch.equal(decode(FORMATS[w_format], own), decode(FORMATS[w_format], whole)[:, part])
 
     def test_one_element_along_k_is_refused(self):
         """Its weight has the sizes of its scales, which would hide N."""
