@@ -1,0 +1,57 @@
+"""Plan a product of a weight-only format: one launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tunedgemm.plugin import Device, Shape
+from tunedgemm.tools.tables import GROUP, WeightFormat, format_of
+
+from tunedgemm_triton.build import TYPES, Constant
+from tunedgemm_triton.mx.resources import partial_bytes, tiles_of
+from tunedgemm_triton.plan import LaunchPlan, PlanBuilder
+from tunedgemm_triton.wn.names import Wn
+from tunedgemm_triton.wn.resources import kind_of, scaled_of
+
+#: Triton's names of the dtypes of stored weights and scales that `build.TYPES` lacks.
+_STORED = {**TYPES, "int32": "i32", "fp4x2": "u8", "e8m0": "u8"}
+
+
+def plan_of(kernel: Wn, split_k: int, shape: Shape, device: Device) -> LaunchPlan:
+    """Return the one launch for exactly this shape; needs no device."""
+    del device
+    builder, form = PlanBuilder(), format_of(shape)
+    if split_k > 1:
+        builder.buffer("partial", partial_bytes(kernel, split_k, shape))
+    values: dict[str, Any] = {
+        "x": (f"*{TYPES[shape.dtype]}", "x"),
+        "weight": (f"*{_STORED[form.dtypes[0]]}", "weight"),
+        "w_scale": (f"*{_STORED[(*form.scale, shape.dtype)[0]]}", "w_scale"),
+        "w_zeros": ("*i32", 0 if form.zeros is None else "w_zeros"),
+        "w_global_scale": ("*fp32", "w_global_scale" if form.has_global else 0),
+        "bias": (f"*{TYPES[shape.bias_dtype or shape.outdtype]}", "bias" if shape.bias else 0),
+        "out": (f"*{TYPES[shape.outdtype]}", "out"),
+        "partial": ("*fp32", "partial" if split_k > 1 else 0),
+        "counters": ("*i32", builder.reserve_counters(tiles_of(kernel, shape)) if split_k > 1 else 0),
+        "M": shape.m,
+        "N": shape.n,
+        "K": shape.k,
+    }
+    constants = {
+        "BLOCK_M": kernel.block_m, "BLOCK_N": kernel.block_n, "BLOCK_K": kernel.block_k, "GROUP_M": kernel.group_m, "SWAP": kernel.swap,
+        "SPLIT_K": split_k, "EVEN_K": shape.k % kernel.block_k == 0, "HAS_BIAS": shape.bias, "UPCAST": False,
+        "SCALED": scaled_of(shape), "GROUP": int(shape[GROUP]), **_constants(form),
+    }  # fmt: skip
+    builder.step("wn.wn", (tiles_of(kernel, shape), split_k), values, constants, num_warps=kernel.warps, num_stages=kernel.stages)
+    return builder.plan()
+
+
+def _constants(form: WeightFormat) -> dict[str, Constant]:
+    """Return the function's constants of a format's record."""
+    kind = kind_of(form)
+    return {
+        "IS_KN": form.is_kn, "ALONG_N": form.along == "n", "PER": form.per, "BITS": form.bits,
+        "ORDER": sum(form.order.index(place) << 4 * place for place in range(form.per)),
+        "VALUES": kind, "ZERO": -int(form.values[0]) if kind == "integer" else 0, "ADDED": -1 if form.zeros is None else form.zeros,
+        "ROWS": form.rows, "POWER": "e8m0" in form.scale, "HAS_GLOBAL": form.has_global,
+    }  # fmt: skip

@@ -1,0 +1,81 @@
+"""Check which formats and sizes products of weight-only formats take, and what fits."""
+
+from __future__ import annotations
+
+from tunedgemm.plugin import Device, Shape
+from tunedgemm.tools.launching import ARCHITECTURES
+from tunedgemm.tools.tables import E2M1, GROUP, WeightFormat, format_of
+
+from tunedgemm_triton.mx.resources import tiles_of, unfit_split
+from tunedgemm_triton.resources import ceil_div, has_idle_part
+from tunedgemm_triton.wn.names import Wn
+
+#: Codes of an element, whose positions fit a constant; bits of one that is the last of a bf16.
+_MOST_CODES, _MOST_BITS = 8, 7
+
+
+def unsupported_operands(shape: Shape, device: Device) -> str | None:
+    """Return why no kernel decodes the format on the architecture, or None."""
+    form, architecture = format_of(shape), ARCHITECTURES[device.gfx]
+    if form.has_index:
+        return f"{form.name} has scales in the order of an index, which no kernel follows; use a format without act-order"
+    if form.per & (form.per - 1) or form.per > _MOST_CODES or not kind_of(form):
+        return f"{form.name}: an element must have 1, 2, 4 or {_MOST_CODES} codes of integers from 0 down to -127, or of e2m1"
+    if architecture.matrix == "wmma":
+        return f"kernels that decode the weight are made for the registers of NVIDIA and CDNA, not of {device.gfx}"
+    if "fp8_e4m3fn" in (*form.dtypes, *form.scale) and not architecture.fp8:
+        return f"{device.gfx} has no fp8, so that Triton does not convert e4m3 of {form.name}"
+    if shape.layout != "row":
+        return f"the weight of {shape.op} must have layout row (got {shape.layout!r})"
+    return None
+
+
+def kind_of(form: WeightFormat) -> str:
+    """Return how the kernel finds the value of a code: native, e2m1 or integer; "" if it cannot."""
+    if not form.values:
+        return "native" if form.per == 1 else ""
+    if form.values == E2M1:
+        return "e2m1"
+    first = form.values[0]
+    is_run = form.values == tuple(first + code for code in range(len(form.values)))
+    return "integer" if is_run and first.is_integer() and -128 < first <= 0 and form.bits <= _MOST_BITS else ""
+
+
+def scaled_of(shape: Shape) -> str:
+    """Return what the scales multiply: weight where that is exact, sums of a group, or of the row."""
+    if not shape[GROUP]:
+        return "row"
+    return "weight" if shape.dtype in format_of(shape).exact else "sums"
+
+
+def unfit(kernel: Wn, split_k: int, shape: Shape, device: Device) -> str | None:
+    """Return why the kernel cannot serve the shape on the device, or None."""
+    del device
+    group = int(shape[GROUP])
+    if scaled_of(shape) == "sums" and group % kernel.block_k:
+        return f"a step along K must be a part of a group of {group}, whose sums are scaled (got {kernel.block_k})"
+    return unfit_split(kernel, split_k, shape)
+
+
+def shared_bytes(kernel: Wn, shape: Shape, device: Device) -> int:
+    """Estimate the shared memory: a buffer for each step but one, and the decoded tile.
+
+    On AMD these share memory. `bind` checks the real figure.
+    """
+    packed = max(kernel.stages - 1, 1) * (kernel.block_m * 16 + kernel.block_n * format_of(shape).bits) * kernel.block_k // 8
+    decoded = 2 * kernel.block_n * kernel.block_k
+    return max(packed, decoded) if device.kind == "amd" else packed + decoded
+
+
+def fits(kernel: Wn, split_k: int, shape: Shape, device: Device) -> bool:
+    """Return whether a kernel is possible, fits the shared memory and the registers, and leaves no
+    program idle.
+    """
+    architecture = ARCHITECTURES[device.gfx]
+    if unfit(kernel, split_k, shape, device) or shared_bytes(kernel, shape, device) > architecture.shared_bytes:
+        return False
+    sums = kernel.block_m * kernel.block_n * (2 if scaled_of(shape) == "sums" else 1)
+    limit = 0.75 * architecture.registers if device.kind == "amd" else 128
+    if (sums + kernel.block_n * kernel.block_k // 2) // (kernel.warps * architecture.warp_size) > limit:
+        return False
+    return not has_idle_part(split_k, ceil_div(shape.k, kernel.block_k))
