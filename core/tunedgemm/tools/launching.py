@@ -27,6 +27,7 @@ from tunedgemm.backends.workspace import scratch, semaphores, workspace
 from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, torch_dtype
 from tunedgemm.ops.moe_words import unusual_experts
 from tunedgemm.ops.scale_order import scale_order, scale_strides
+from tunedgemm.ops.weight_formats import WeightFormat, format_of
 from tunedgemm.process.forksafe import ForkSafeLock
 from tunedgemm.process.process_state import environment_with
 from tunedgemm.process.variables import switched_on
@@ -49,6 +50,7 @@ __all__ = [
     "PRODUCT",
     "Rates",
     "TensorMap",
+    "WeightFormat",
     "Work",
     "X_THEN_W",
     "call_of",
@@ -57,6 +59,7 @@ __all__ = [
     "dtype_bits",
     "environment_with",
     "first_usable",
+    "format_of",
     "launch_of",
     "load_fault",
     "load_function",

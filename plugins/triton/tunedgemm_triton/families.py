@@ -20,6 +20,10 @@ from tunedgemm_triton.mx import plan as mx_plan
 from tunedgemm_triton.mx import resources as mx_resources
 from tunedgemm_triton.mx import space as mx_space
 from tunedgemm_triton.plan import LaunchPlan
+from tunedgemm_triton.wn import names as wn_names
+from tunedgemm_triton.wn import plan as wn_plan
+from tunedgemm_triton.wn import resources as wn_resources
+from tunedgemm_triton.wn import space as wn_space
 
 
 @attrs.frozen
@@ -92,12 +96,15 @@ def _family(limits_: Any, names_: Any, resources_: Any, space_: Any, plan_: Any)
 DENSE = attrs.evolve(_family(limits, names, resources, space, plan), order_of=sums.order_of)
 MOE = _family(moe_resources, moe_names, moe_resources, moe_space, moe_plan)
 MX = _family(mx_resources, mx_names, mx_resources, mx_space, mx_plan)
+WN = _family(wn_resources, wn_names, wn_resources, wn_space, wn_plan)
 
 #: Op -> its family.
-FAMILIES = {**dict.fromkeys(limits.OPS, DENSE), moe_names.OP: MOE, **dict.fromkeys(mx_names.OPS, MX)}
+FAMILIES = {**dict.fromkeys(limits.OPS, DENSE), moe_names.OP: MOE, **dict.fromkeys(mx_names.OPS, MX), wn_names.OP: WN}
 _WITHOUT_FP8 = tuple(op for op in FAMILIES if not op.startswith("a8w8_blockscale"))
 _NEEDS = "Triton 3.6 or newer, which torch 2.10 and newer have"
-#: Matrix instructions whose kernels decode mxfp4 for bf16 activations, apart from Hopper's.
+#: Ops of 16-bit activations and a decoded weight, and the matrix instructions whose kernels decode
+#: it, apart from Hopper's.
+_DECODED = ("a16w4_blockscale", wn_names.OP)
 _WIDE = ("mma", "tcgen05", "mfma")
 
 
@@ -115,8 +122,8 @@ PLATFORMS = (
     *_platforms(matrix="wgmma", ran=("H200",), ranked=("a16w16", "a8w8", "a8w8_blockscale")),
     *_platforms(matrix=_WIDE, fp8=limits.FP8),
     *_platforms(_WITHOUT_FP8, matrix=_WIDE, fp8=""),
-    *_platforms([op for op in FAMILIES if op != "a16w4_blockscale"], matrix="wmma", fp8=limits.FP8),
-    *_platforms([op for op in _WITHOUT_FP8 if op != "a16w4_blockscale"], matrix="wmma", fp8=""),
+    *_platforms([op for op in FAMILIES if op not in _DECODED], matrix="wmma", fp8=limits.FP8),
+    *_platforms([op for op in _WITHOUT_FP8 if op not in _DECODED], matrix="wmma", fp8=""),
 )
 
 

@@ -8,6 +8,7 @@ from tunedgemm.tools.launching import ARCHITECTURES
 from tunedgemm_triton.limits import MAX_PARTIAL_BYTES, MAX_TILES
 from tunedgemm_triton.mx.names import OPS, Mx
 from tunedgemm_triton.resources import ceil_div, has_idle_part
+from tunedgemm_triton.wn.names import Wn
 
 LAYOUTS = ("row", "aiter16x16")
 
@@ -51,12 +52,12 @@ def shares_registers(gfx: str, decode: bool) -> bool:
     return ARCHITECTURES[gfx].matrix == "mma" and (decode or not ARCHITECTURES[gfx].fp4)
 
 
-def tiles_of(kernel: Mx, shape: Shape) -> int:
+def tiles_of(kernel: Mx | Wn, shape: Shape) -> int:
     """Return the number of output tiles."""
     return ceil_div(shape.m, kernel.block_m) * ceil_div(shape.n, kernel.block_n)
 
 
-def partial_bytes(kernel: Mx, split_k: int, shape: Shape) -> int:
+def partial_bytes(kernel: Mx | Wn, split_k: int, shape: Shape) -> int:
     """Return the bytes of float32 partial tiles that programs of a split product leave for each
     other.
     """
@@ -67,6 +68,11 @@ def unfit(kernel: Mx, split_k: int, shape: Shape, device: Device) -> str | None:
     """Return why the kernel cannot serve the shape on the device, or None."""
     if not kernel.decode and False not in decodes(device.gfx, shape.dtype):
         return f"Triton 3.6 does not multiply {shape.dtype} by mxfp4 correctly on {device.gfx}; use a kernel with _d"
+    return unfit_split(kernel, split_k, shape)
+
+
+def unfit_split(kernel: Mx | Wn, split_k: int, shape: Shape) -> str | None:
+    """Return why a tile kernel cannot split K into so many parts, or None."""
     tiles, steps = tiles_of(kernel, shape), ceil_div(shape.k, kernel.block_k)
     if split_k > 1 and tiles > MAX_TILES:
         return f"split-K counts at most {MAX_TILES} tiles (this shape has {tiles})"

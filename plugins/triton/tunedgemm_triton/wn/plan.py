@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools.tables import GROUP, WeightFormat, format_of
+from tunedgemm.tools.launching import WeightFormat, format_of
 
 from tunedgemm_triton.build import TYPES, Constant
 from tunedgemm_triton.mx.resources import partial_bytes, tiles_of
@@ -40,7 +40,7 @@ def plan_of(kernel: Wn, split_k: int, shape: Shape, device: Device) -> LaunchPla
     constants = {
         "BLOCK_M": kernel.block_m, "BLOCK_N": kernel.block_n, "BLOCK_K": kernel.block_k, "GROUP_M": kernel.group_m, "SWAP": kernel.swap,
         "SPLIT_K": split_k, "EVEN_K": shape.k % kernel.block_k == 0, "HAS_BIAS": shape.bias, "UPCAST": False,
-        "SCALED": scaled_of(shape), "GROUP": int(shape[GROUP]), **_constants(form),
+        "SCALED": scaled_of(shape), "GROUP": int(shape["w_group"]), **_constants(form),
     }  # fmt: skip
     builder.step("wn.wn", (tiles_of(kernel, shape), split_k), values, constants, num_warps=kernel.warps, num_stages=kernel.stages)
     return builder.plan()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools.launching import ARCHITECTURES
-from tunedgemm.tools.tables import E2M1, GROUP, WeightFormat, format_of
+from tunedgemm.tools.launching import ARCHITECTURES, WeightFormat, format_of
 
 from tunedgemm_triton.mx.resources import tiles_of, unfit_split
 from tunedgemm_triton.resources import ceil_div, has_idle_part
@@ -12,6 +11,8 @@ from tunedgemm_triton.wn.names import Wn
 
 #: Codes of an element, whose positions fit a constant; bits of one that is the last of a bf16.
 _MOST_CODES, _MOST_BITS = 8, 7
+#: Values of e2m1 without a sign.
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def unsupported_operands(shape: Shape, device: Device) -> str | None:
@@ -34,16 +35,16 @@ def kind_of(form: WeightFormat) -> str:
     """Return how the kernel finds the value of a code: native, e2m1 or integer; "" if it cannot."""
     if not form.values:
         return "native" if form.per == 1 else ""
-    if form.values == E2M1:
+    if form.values == (*_E2M1, *(-value for value in _E2M1)):
         return "e2m1"
     first = form.values[0]
     is_run = form.values == tuple(first + code for code in range(len(form.values)))
-    return "integer" if is_run and first.is_integer() and -128 < first <= 0 and form.bits <= _MOST_BITS else ""
+    return "integer" if is_run and first == int(first) and -128 < first <= 0 and form.bits <= _MOST_BITS else ""
 
 
 def scaled_of(shape: Shape) -> str:
     """Return what the scales multiply: weight where that is exact, sums of a group, or of the row."""
-    if not shape[GROUP]:
+    if not shape["w_group"]:
         return "row"
     return "weight" if shape.dtype in format_of(shape).exact else "sums"
 
@@ -51,7 +52,7 @@ def scaled_of(shape: Shape) -> str:
 def unfit(kernel: Wn, split_k: int, shape: Shape, device: Device) -> str | None:
     """Return why the kernel cannot serve the shape on the device, or None."""
     del device
-    group = int(shape[GROUP])
+    group = int(shape["w_group"])
     if scaled_of(shape) == "sums" and group % kernel.block_k:
         return f"a step along K must be a part of a group of {group}, whose sums are scaled (got {kernel.block_k})"
     return unfit_split(kernel, split_k, shape)

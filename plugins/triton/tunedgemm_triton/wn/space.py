@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import attrs
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools.tables import GROUP
 
 from tunedgemm_triton.cost import useful_splits
 from tunedgemm_triton.mx.resources import tiles_of
@@ -42,7 +41,7 @@ def _kernels(shape: Shape, device: Device) -> Iterator[Wn]:
     scaled.
     """
     amd, covered = device.kind == "amd", max(16, 1 << (shape.m - 1).bit_length())
-    longest = int(shape[GROUP]) if scaled_of(shape) == "sums" else 512
+    longest = int(shape["w_group"]) if scaled_of(shape) == "sums" else 512
     few, many = [(covered, *tile) for tile in FEW], [(*tile, False) for tile in MANY]
     for block_m, block_n, block_k, warps, stages, swap in few if shape.m <= 64 else many:
         if block_m <= covered:
