@@ -94,11 +94,11 @@ def _zeros(base, n, group, N, groups, IS_KN: tl.constexpr, PER: tl.constexpr, BI
 def _tile(at, n, k, rows, columns, IS_KN: tl.constexpr, EVEN_K: tl.constexpr):
     """Load a tile [n, k] of the stored weight; rows along K of a transposed one are contiguous."""
     if IS_KN:
-        found = tl.load(at, mask=(n < rows)[:, None] & (k < columns)[None, :], other=0)
+        found = tl.load(at, mask=(n < rows)[:, None] & (k < columns)[None, :], other=0.0)
     elif EVEN_K:
         found = tl.load(at)
     else:
-        found = tl.load(at, mask=(k < columns)[None, :], other=0)
+        found = tl.load(at, mask=(k < columns)[None, :], other=0.0)
     return found
 
 

@@ -44,7 +44,7 @@ def kind_of(form: WeightFormat) -> str:
 
 def scaled_of(shape: Shape) -> str:
     """Return what the scales multiply: weight where that is exact, sums of a group, or of the row."""
-    if not shape["w_group"]:
+    if not int(shape["w_group"]):
         return "row"
     return "weight" if shape.dtype in format_of(shape).exact else "sums"
 
@@ -59,13 +59,17 @@ def unfit(kernel: Wn, split_k: int, shape: Shape, device: Device) -> str | None:
 
 
 def shared_bytes(kernel: Wn, shape: Shape, device: Device) -> int:
-    """Estimate the shared memory: a buffer for each step but one, and the decoded tile.
+    """Estimate the shared memory from what Triton 3.9 allotted; `bind` checks the real figure.
 
-    On AMD these share memory. `bind` checks the real figure.
+    There is a buffer of x for each step, one of the weight and its zero points for each but one,
+    and the decoded tile. On AMD these share memory.
     """
-    packed = max(kernel.stages - 1, 1) * (kernel.block_m * 16 + kernel.block_n * format_of(shape).bits) * kernel.block_k // 8
+    form, steps = format_of(shape), max(kernel.stages - 1, 1)
+    packed = kernel.block_n * (kernel.block_k * form.bits // 8 + (0 if form.zeros is None else 4))
     decoded = 2 * kernel.block_n * kernel.block_k
-    return max(packed, decoded) if device.kind == "amd" else packed + decoded
+    if device.kind == "amd":
+        return max(steps * (packed + 2 * kernel.block_m * kernel.block_k), decoded)
+    return steps * packed + kernel.stages * 2 * kernel.block_m * kernel.block_k + decoded
 
 
 def fits(kernel: Wn, split_k: int, shape: Shape, device: Device) -> bool:
@@ -76,7 +80,7 @@ def fits(kernel: Wn, split_k: int, shape: Shape, device: Device) -> bool:
     if unfit(kernel, split_k, shape, device) or shared_bytes(kernel, shape, device) > architecture.shared_bytes:
         return False
     sums = kernel.block_m * kernel.block_n * (2 if scaled_of(shape) == "sums" else 1)
-    limit = 0.75 * architecture.registers if device.kind == "amd" else 128
-    if (sums + kernel.block_n * kernel.block_k // 2) // (kernel.warps * architecture.warp_size) > limit:
+    limit = 0.75 * architecture.registers if device.kind == "amd" else 192  # more than this spills (Triton 3.9)
+    if (sums + kernel.block_n * kernel.block_k * 3 // 4) // (kernel.warps * architecture.warp_size) > limit:
         return False
     return not has_idle_part(split_k, ceil_div(shape.k, kernel.block_k))

@@ -16,6 +16,8 @@ from tunedgemm_triton.wn.resources import scaled_of
 
 __all__ = ["MOST", "candidates", "neighbours"]
 
+#: A tile for many rows that leaves registers for the decoded weight.
+_DECODED = (128, 256, 64, 8, 4)
 #: Stages of the largest step; of shorter ones, more are in flight.
 _STAGES = 6
 
@@ -42,7 +44,7 @@ def _kernels(shape: Shape, device: Device) -> Iterator[Wn]:
     """
     amd, covered = device.kind == "amd", max(16, 1 << (shape.m - 1).bit_length())
     longest = int(shape["w_group"]) if scaled_of(shape) == "sums" else 512
-    few, many = [(covered, *tile) for tile in FEW], [(*tile, False) for tile in MANY]
+    few, many = [(covered, *tile) for tile in FEW], [(*tile, False) for tile in (*MANY[:2], _DECODED, *MANY[2:])]
     for block_m, block_n, block_k, warps, stages, swap in few if shape.m <= 64 else many:
         if block_m <= covered:
             step = min(block_k, longest)
