@@ -30,14 +30,22 @@ def _shifts(place, BITS: tl.constexpr, ORDER: tl.constexpr):
 
 @triton.jit
 def _unpacked(words, ALONG_N: tl.constexpr, PER: tl.constexpr, BITS: tl.constexpr, ORDER: tl.constexpr):
-    """Return the codes [R, C] of words, of which each has PER along one dimension."""
-    words = words.to(tl.int32)
-    shifts = _shifts(tl.arange(0, PER), BITS, ORDER)
+    """Return the codes [R, C] of words, of which each has PER along one dimension.
+
+    Joined halves stay in the thread that has the word. A place is the sum of its bits' places.
+    """
+    codes = words.to(tl.int32)
+    if PER > 4:
+        codes = tl.join(codes, codes >> ((ORDER >> 16) & 15) * BITS)
+    if PER > 2:
+        codes = tl.join(codes, codes >> ((ORDER >> 8) & 15) * BITS)
+    codes = tl.join(codes, codes >> ((ORDER >> 4) & 15) * BITS)
+    codes = tl.reshape(codes & ((1 << BITS) - 1), [words.shape[0], words.shape[1], PER])
     if ALONG_N:
-        codes = tl.reshape(words[:, None, :] >> shifts[None, :, None], [words.shape[0] * PER, words.shape[1]])
+        codes = tl.reshape(tl.permute(codes, [0, 2, 1]), [words.shape[0] * PER, words.shape[1]])
     else:
-        codes = tl.reshape(words[:, :, None] >> shifts[None, None, :], [words.shape[0], words.shape[1] * PER])
-    return codes & ((1 << BITS) - 1)
+        codes = tl.reshape(codes, [words.shape[0], words.shape[1] * PER])
+    return codes
 
 
 @triton.jit
@@ -48,11 +56,9 @@ def _lifted(number, dtype: tl.constexpr, UPCAST: tl.constexpr):
 
 @triton.jit
 def _e2m1(codes, dtype: tl.constexpr, UPCAST: tl.constexpr):
-    """Return the values of e2m1: a code of 2 or more is the head of a float with another bias."""
-    half: tl.constexpr = 126 if dtype == tl.bfloat16 else 14
+    """Return the values of e2m1: a code is a tiny float of the dtype, whose exponent has another bias."""
     low: tl.constexpr = 6 if dtype == tl.bfloat16 else 9
-    size = codes & 7
-    return _typed(tl.where(size > 1, (size + 2 * half) << low, size * (half << (low + 1))) | ((codes & 8) << 12), dtype, UPCAST)
+    return _typed((codes & 7) << low | (codes & 8) << 12, dtype, UPCAST) * (2.0**126 if dtype == tl.bfloat16 else 2.0**14)
 
 
 @triton.jit
