@@ -11,6 +11,8 @@ from tunedgemm_triton.wn.names import Wn
 
 #: Codes of an element, whose positions fit a constant; bits of one that is the last of a bf16.
 _MOST_CODES, _MOST_BITS = 8, 7
+#: Matrix instructions that read shared memory while a program goes on.
+_ASYNCHRONOUS = ("wgmma", "tcgen05")
 #: Values of e2m1 without a sign.
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
@@ -61,15 +63,15 @@ def unfit(kernel: Wn, split_k: int, shape: Shape, device: Device) -> str | None:
 def shared_bytes(kernel: Wn, shape: Shape, device: Device) -> int:
     """Estimate the shared memory from what Triton 3.9 allotted; `bind` checks the real figure.
 
-    There is a buffer of x for each step, one of the weight and its zero points for each but one,
-    and the decoded tile. On AMD these share memory.
+    There is a buffer of the weight and its zero points for each step but one, of x for all with
+    asynchronous products, and the decoded tile. AMD's loop keeps the weight in registers, and mma
+    reads decoded bytes from them.
     """
-    form, steps = format_of(shape), max(kernel.stages - 1, 1)
+    form, matrix, steps = format_of(shape), ARCHITECTURES[device.gfx].matrix, max(kernel.stages - 1, 1)
     packed = kernel.block_n * (kernel.block_k * form.bits // 8 + (0 if form.zeros is None else 4))
-    decoded = 2 * kernel.block_n * kernel.block_k
-    if device.kind == "amd":
-        return max(steps * (packed + 2 * kernel.block_m * kernel.block_k), decoded)
-    return steps * packed + kernel.stages * 2 * kernel.block_m * kernel.block_k + decoded
+    decoded = 0 if matrix == "mma" and form.per < _MOST_CODES else 2 * kernel.block_n * kernel.block_k
+    of_x = kernel.stages if matrix in _ASYNCHRONOUS or ARCHITECTURES[device.gfx].fp4 else steps
+    return (0 if device.kind == "amd" else steps * packed) + of_x * 2 * kernel.block_m * kernel.block_k + decoded
 
 
 def fits(kernel: Wn, split_k: int, shape: Shape, device: Device) -> bool:
@@ -79,8 +81,10 @@ def fits(kernel: Wn, split_k: int, shape: Shape, device: Device) -> bool:
     architecture = ARCHITECTURES[device.gfx]
     if unfit(kernel, split_k, shape, device) or shared_bytes(kernel, shape, device) > architecture.shared_bytes:
         return False
-    sums = kernel.block_m * kernel.block_n * (2 if scaled_of(shape) == "sums" else 1)
-    limit = 0.75 * architecture.registers if device.kind == "amd" else 192  # more than this spills (Triton 3.9)
-    if (sums + kernel.block_n * kernel.block_k * 3 // 4) // (kernel.warps * architecture.warp_size) > limit:
+    copies = 1 if scaled_of(shape) != "sums" else 2 if architecture.matrix in ("wgmma", "mfma") else 3
+    held = kernel.block_m * kernel.block_n * copies + kernel.block_n * kernel.block_k * 3 // 4
+    # More than this spills (Triton 3.9). On AMD accumulation registers take some of it.
+    limit = 0.75 * architecture.registers if device.kind == "amd" else 192 if architecture.matrix in _ASYNCHRONOUS else 168
+    if held // (kernel.warps * architecture.warp_size) > limit:
         return False
     return not has_idle_part(split_k, ceil_div(shape.k, kernel.block_k))
