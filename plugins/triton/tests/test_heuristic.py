@@ -84,6 +84,13 @@ def test_other_calls_of_8_bits_are_left_to_others(change: dict[str, Any]) -> Non
     assert tunedgemm_triton.triton.heuristic_fallback(attrs.evolve(FP8, **change), H200) is None
 
 
+@pytest.mark.parametrize("m", [1, 16, 1024])
+def test_weights_alone_are_left_to_torch(m: int) -> None:
+    """No kernel of a16wn was timed on a GPU, so only rows name one."""
+    shape = Shape("a16wn", m, 6144, 4096, scale="block", extra={"w_format": "gptq_int4", "w_group": 128})
+    assert tunedgemm_triton.triton.heuristic_fallback(shape, H200) is None
+
+
 @pytest.mark.parametrize("gfx", ["sm_80", "gfx942"])
 def test_other_devices_get_no_kernel(gfx: str) -> None:
     """The gain was measured on Hopper alone."""

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from tunedgemm.plugin import Device, Shape
 from tunedgemm.tools.tables import ops
@@ -135,6 +136,24 @@ OP_CASES = [
     _example("a16w4_blockscale", 1, "mx_r1_m64n64k128_g2_w4s3_d"),
     _example("a16w4_blockscale", 3, "mx_r1_m16n64k128_g2_w4s3_t_d", 2),
 ]
+
+
+def _weight_cases() -> list[dict[str, Any]]:
+    """Return cases of every weight-only format that has kernels, in all its groups, also transposed
+    and split.
+    """
+    cases = []
+    for index, shape in enumerate(ops()["a16wn"].examples):
+        if unsupported(shape, Device("sm_90", 4)):
+            continue
+        step = 32 if shape["w_group"] == 32 else 64
+        tile, split = (f"m16n32k{step}_g1_w4s2_t", 2) if index % 2 else (f"m16n128k{step}_g2_w4s2", 1)
+        for outdtype in ("fp32", shape.outdtype)[: 1 if shape.m > 5 else 2]:
+            changed = attrs.evolve(shape, outdtype=outdtype)
+            cases.append({"kernel": f"wn_r1_{tile}", "split_k": split, "shape": changed.to_dict()})
+    return cases
+
+
 #: Cases that take seconds each.
 SLOW_CASES = [
     _case("streamk_r1_m16n32k16_g2_w4s2", 37, 200, 520, outdtype="fp32", multiprocessors=150),  # 300 of 693 steps: parts of two or three
@@ -177,6 +196,12 @@ def test_plans_match_the_reference_and_keep_to_their_output(ops: tuple[str, ...]
     counters zero.
     """
     assert not _faults([case for case in OP_CASES if case["op"] in ops])
+
+
+@pytest.mark.nightly
+def test_decoded_weights_match_float64_and_keep_to_their_output() -> None:
+    """Each format, group and dtype is right to the sums' rounding, with odd N and ends of K."""
+    assert not _faults(_weight_cases())
 
 
 @pytest.mark.nightly

@@ -30,7 +30,13 @@ ONE_LAUNCH = [
     Shape("batched_bf16", 5, 48, 256, extra={"B": 3}),
     Shape("a4w4_blockscale", 5, 48, 256, dtype="fp4x2", outdtype="bf16", scale="block"),
     Shape("a16w4_blockscale", 5, 48, 256, scale="block"),
+    Shape("a16wn", 5, 48, 256, scale="block", extra={"w_format": "gptq_int4_zp", "w_group": 128}),
+    Shape("a16wn", 5, 48, 256, scale="block", epilogue="bias", extra={"w_format": "nvfp4", "w_group": 16}),
 ]
+
+
+#: Parameters of functions of one launch that are operands of some op.
+_NAMED = ("x", "weight", "x_scale", "w_scale", "w_zeros", "w_global_scale", "bias")
 
 
 class TestArguments:
@@ -64,7 +70,8 @@ class TestArguments:
 
     def _check_one_launch(self, shape: Shape, split_k: int) -> None:
         op = shape.op
-        name = "mx_r1_m16n32k64_g1_w4s3_d" if "4_block" in op else "gemm_r1_m16n32k32_g1_w4s2"
+        kind = "mx" if "4_block" in op else "wn" if op == "a16wn" else "gemm"
+        name = {"mx": "mx_r1_m16n32k64_g1_w4s3_d", "wn": "wn_r1_m16n32k64_g1_w4s3", "gemm": "gemm_r1_m16n32k32_g1_w4s2"}[kind]
         plan, operands, out, [[_, *given]] = self._call(shape, name, split_k)
         named = {
             name.removesuffix("?"): value.data_ptr() for name, value in zip(ops()[op].operands, operands, strict=False) if value is not None
@@ -73,7 +80,7 @@ class TestArguments:
         assert given[:5] == [*step.grid, 77, "head"]
         assert given[-1] is None
         arguments = dict(zip((name for name, _ in step.values), given[5:-1], strict=True))
-        expected = {name: named.get(str(value), 0) for name, value in step.values if name in ("x", "weight", "x_scale", "w_scale", "bias")}
+        expected = {name: named.get(str(value), 0) for name, value in step.values if name in _NAMED}
         assert {name: arguments[name] for name in expected} == expected
         assert arguments["out"] == out.data_ptr()
         assert out.shape == (*operands[0].shape[:-1], shape.n)
@@ -143,7 +150,7 @@ SCALED = [
 ]
 
 
-EXAMPLES = [shape for op in ("fmoe", "a4w4_blockscale", "a16w4_blockscale") for shape in ops()[op].examples]
+EXAMPLES = [shape for op in ("fmoe", "a4w4_blockscale", "a16w4_blockscale", "a16wn") for shape in ops()[op].examples]
 #: Without quantisation, with one scale a tensor, with block scales, with mxfp4: a few tokens each.
 ROUTED = [MOE[2], MOE[6], MOE[11], MOE[14]]
 
@@ -222,7 +229,9 @@ class TestOnGpu:
         """Return the first GPU."""
         return device_of(0)
 
-    @pytest.mark.parametrize(("shapes", "least"), [(SHAPES, 10), (SCALED, 10), (EXAMPLES, 1)], ids=["plain", "scaled", "fmoe and mxfp4"])
+    @pytest.mark.parametrize(
+        ("shapes", "least"), [(SHAPES, 10), (SCALED, 10), (EXAMPLES, 1)], ids=["plain", "scaled", "fmoe and decoded weights"]
+    )
     def test_every_enumerated_solution_is_right_and_repeats_its_bits(self, shapes: list[Shape], least: int, device: Device) -> None:
         """Each solution matches the reference and gives equal bits twice."""
         assert not _faults([shape for shape in shapes if shape.m], device, least)

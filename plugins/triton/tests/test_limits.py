@@ -11,6 +11,12 @@ from tunedgemm_triton.families import family_of, unsupported
 
 MOE = ops()["fmoe"].examples
 
+
+def _weight(name: str, group: int = 0, m: int = 1) -> Shape:
+    """Return a shape of a weight-only format."""
+    return Shape("a16wn", m, 64, 256, scale="block", extra={"w_format": name, "w_group": group})
+
+
 CASES = [
     (Shape("a16w16", 1, 16, 16), "cpu-avx2", "CPU"),
     (Shape("a16w16", 1, 16, 16), "gfx906", "known"),
@@ -31,6 +37,12 @@ CASES = [
     (MOE[6], "sm_80", "fp8"),
     (ops()["a16w4_blockscale"].examples[2], "sm_90", "range"),
     (attrs.evolve(ops()["a4w4_blockscale"].examples[0], layout="aiter32x16"), "sm_90", "layout"),
+    (_weight("gptq_int4_order", 128), "sm_90", "index"),
+    (_weight("gptq_int4_zp_order", 64), "gfx942", "index"),
+    (_weight("nvfp4", 16), "sm_80", "e4m3"),
+    (_weight("int8_channel"), "gfx1201", "registers"),
+    (attrs.evolve(_weight("int8_channel"), layout="aiter16x16"), "sm_90", "layout"),
+    (_weight("int8_channel", m=0), "sm_90", "empty"),
 ]
 
 

@@ -30,6 +30,7 @@ def test_two_programs_share_tensor_memory() -> None:
 
 
 WIDE = Shape("a16w16", 4096, 2112, 7168)
+INT4 = Shape("a16wn", 64, 512, 512, scale="block", extra={"w_format": "gptq_int4", "w_group": 64})
 BLOCKS = Shape("a8w8_blockscale", 64, 512, 512, "fp8_e4m3fn", "bf16", scale="block")
 UNFIT = [
     # On an H200 five stages gave wrong sums as soon as a program had a second tile, and batches
@@ -52,6 +53,8 @@ UNFIT = [
     ("moe_r1_m16g1_n64k64w4s2_n64k64w4s2_d", 1, MOE[0], "sm_90", "decodes mxfp4"),
     ("moe_r1_m16g1_n64k64w4s2_n64k64w4s2", 1, MOE[14], "gfx942", "a kernel with _d"),
     ("moe_r1_m16g1_n64k256w4s2_n64k64w4s2", 1, MOE[11], "sm_90", "cannot be longer"),
+    ("wn_r1_m16n64k128_g1_w4s4_t", 1, INT4, "sm_90", "a part of a group of 64, whose sums are scaled (got 128)"),
+    ("wn_r1_m16n64k64_g1_w4s4_t", 9, INT4, "sm_90", "fewer than splitK=9 steps of 64"),
     ("moe_r1_m16g1_n64k64w4s2_n64k64w4s2", 3, MOE[0], "sm_90", "fewer than splitK"),
 ]
 

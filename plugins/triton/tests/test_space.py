@@ -95,7 +95,7 @@ def test_dense_neighbours_differ_in_one_parameter_and_fit() -> None:
 
 def test_neighbours_of_plans_are_distinct() -> None:
     """`refine` proposes other solutions than its own, each once; none for an unknown name."""
-    for op in ("fmoe", "a4w4_blockscale", "a16w4_blockscale"):
+    for op in ("fmoe", "a4w4_blockscale", "a16w4_blockscale", "a16wn"):
         shape, family = ops()[op].large[0], family_of(op)
         first = next(iter(family.enumerate_solutions(shape, H200)))
         near = list(family.refine(first, shape, H200))

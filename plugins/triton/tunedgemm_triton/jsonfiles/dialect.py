@@ -10,7 +10,7 @@ import attrs
 from tunedgemm.plugin import Device, Shape, Solution, UserError
 
 from tunedgemm_triton import families
-from tunedgemm_triton.families import FAMILIES, family_of
+from tunedgemm_triton.families import family_of
 from tunedgemm_triton.jsonfiles import entries
 from tunedgemm_triton.jsonfiles.entries import Entry
 from tunedgemm_triton.jsonfiles.files import Sizes
@@ -96,7 +96,7 @@ def _fits(solution: Solution, shape: Shape, device: Device) -> bool:
 #: Dialect of the backend ``triton``.
 OURS = Dialect(
     libtype=LIBTYPE,
-    ops=tuple(FAMILIES),
+    ops=(*TAGS, MOE_OP),
     tags={
         **{tag: op for op, tag in TAGS.items()},
         **{TAGS[op] + _SHUFFLED: op for op in _ANY_LAYOUT},

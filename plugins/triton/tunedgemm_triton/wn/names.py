@@ -21,7 +21,9 @@ class Wn(Kernel):
     """Tile product of a weight decoded in registers; *swap* transposes it."""
 
     family: ClassVar[str] = "wn"
-    form: ClassVar[KernelName] = KernelName("wn_r{revision}_m{block_m}n{block_n}k{block_k}_g{group_m}_w{warps}s{stages}[_t?swap]", "revision")
+    form: ClassVar[KernelName] = KernelName(
+        "wn_r{revision}_m{block_m}n{block_n}k{block_k}_g{group_m}_w{warps}s{stages}[_t?swap]", "revision"
+    )
     block_m: int = power(16, 256)
     block_n: int = power(16, 256)
     block_k: int = power(32, 512)

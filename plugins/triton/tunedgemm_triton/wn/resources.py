@@ -5,7 +5,7 @@ from __future__ import annotations
 from tunedgemm.plugin import Device, Shape
 from tunedgemm.tools.launching import ARCHITECTURES, WeightFormat, format_of
 
-from tunedgemm_triton.mx.resources import tiles_of, unfit_split
+from tunedgemm_triton.mx.resources import unfit_split
 from tunedgemm_triton.resources import ceil_div, has_idle_part
 from tunedgemm_triton.wn.names import Wn
 
@@ -63,9 +63,9 @@ def unfit(kernel: Wn, split_k: int, shape: Shape, device: Device) -> str | None:
 def shared_bytes(kernel: Wn, shape: Shape, device: Device) -> int:
     """Estimate the shared memory from what Triton 3.9 allotted; `bind` checks the real figure.
 
-    There is a buffer of the weight and its zero points for each step but one, of x for all with
-    asynchronous products, and the decoded tile. AMD's loop keeps the weight in registers, and mma
-    reads decoded bytes from them.
+    There is a buffer of the weight and its zero points for each step but one, and the decoded tile.
+    So there is of x, or one for each step with asynchronous products. AMD's loop keeps the weight
+    in registers, and mma reads decoded bytes from them.
     """
     form, matrix, steps = format_of(shape), ARCHITECTURES[device.gfx].matrix, max(kernel.stages - 1, 1)
     packed = kernel.block_n * (kernel.block_k * form.bits // 8 + (0 if form.zeros is None else 4))
