@@ -139,18 +139,17 @@ OP_CASES = [
 
 
 def _weight_cases() -> list[dict[str, Any]]:
-    """Return cases of every weight-only format that has kernels, in all its groups, also transposed
-    and split.
+    """Return cases of every weight-only format that has kernels: in all its groups, bf16 and fp16,
+    one of them transposed and split.
     """
     cases = []
-    for index, shape in enumerate(ops()["a16wn"].examples):
+    for shape in ops()["a16wn"].examples:
         if unsupported(shape, Device("sm_90", 4)):
             continue
-        step = 32 if shape["w_group"] == 32 else 64
-        tile, split = (f"m16n32k{step}_g1_w4s2_t", 2) if index % 2 else (f"m16n128k{step}_g2_w4s2", 1)
-        for outdtype in ("fp32", shape.outdtype)[: 1 if shape.m > 5 else 2]:
-            changed = attrs.evolve(shape, outdtype=outdtype)
-            cases.append({"kernel": f"wn_r1_{tile}", "split_k": split, "shape": changed.to_dict()})
+        step, other = 32 if shape["w_group"] == 32 else 64, "fp16" if shape.dtype == "bf16" else "bf16"
+        for dtype, tile, split_k in ((shape.dtype, f"m16n32k{step}_g1_w4s2_t", 2), (other, f"m16n128k{step}_g2_w4s2", 1)):
+            changed = attrs.evolve(shape, dtype=dtype, outdtype="fp32" if shape.m == 1 else dtype)
+            cases.append({"kernel": f"wn_r1_{tile}", "split_k": split_k, "shape": changed.to_dict()})
     return cases
 
 
