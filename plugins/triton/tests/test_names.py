@@ -83,7 +83,7 @@ SOURCES = {
     "tma_halves": (REVISIONS["tma_halves"], "d92146e5dff76959", ("arrival.py", "tile.py", "persistent.py", "halves.py")),
     "streamk": (REVISIONS["streamk"], "3813768fbe7f6958", ("arrival.py", "tile.py", "gemm.py", "streamk.py")),
     "mx": (REVISIONS["mx"], "9edf0b62be453f64", ("mx.py", *_SHARED)),
-    "wn": (REVISIONS["wn"], "07c1e7e4a7360b0e", ("wn.py", *_SHARED)),
+    "wn": (REVISIONS["wn"], "58377ecfe81fc44c", ("wn.py", *_SHARED)),
     "moe": (REVISIONS["moe"], "603759527a5ac66f", ("mx.py", "moe.py", "moe_quantise.py", "moe_sort.py", *_SHARED)),
 }
 

@@ -62,6 +62,26 @@ def _e2m1(codes, dtype: tl.constexpr, UPCAST: tl.constexpr):
 
 
 @triton.jit
+def _numbers(
+    words, dtype: tl.constexpr, ALONG_N: tl.constexpr, PER: tl.constexpr, BITS: tl.constexpr, ORDER: tl.constexpr,
+    VALUES: tl.constexpr, ZERO: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Return the values [R, C] of words before zero points and scales; integers lifted, or minus
+    ZERO.
+    """
+    codes = _unpacked(words, ALONG_N, PER, BITS, ORDER) if PER > 1 else words
+    if VALUES == "integer":
+        found = _lifted(codes, dtype, UPCAST)
+        if ZERO >= 0:
+            found -= (128 if dtype == tl.bfloat16 else 1024) + ZERO
+    elif VALUES == "e2m1":
+        found = _e2m1(codes, dtype, UPCAST)
+    else:
+        found = codes.to(tl.float32 if UPCAST else dtype)
+    return found
+
+
+@triton.jit
 def _scales(stored, dtype: tl.constexpr, POWER: tl.constexpr, UPCAST: tl.constexpr):
     """Return stored scales in a dtype; POWER: bytes of e8m0, 255 for NaN."""
     if POWER:
@@ -157,16 +177,7 @@ def wn(
         else:
             a = tl.load(x + at, mask=(at + k < K)[None, :], other=0.0)
         w = _tile(weight + to, of_n, at // per_k + of_k, rows, columns, IS_KN, EVEN_K)
-        if PER > 1:
-            w = _unpacked(w, ALONG_N, PER, BITS, ORDER)
-        if VALUES == "integer":
-            w = _lifted(w, dtype, UPCAST)
-            if ADDED < 0:
-                w -= (128 if dtype == tl.bfloat16 else 1024) + ZERO
-        elif VALUES == "e2m1":
-            w = _e2m1(w, dtype, UPCAST)
-        else:
-            w = w.to(tl.float32 if UPCAST else dtype)
+        w = _numbers(w, dtype, ALONG_N, PER, BITS, ORDER, VALUES, ZERO if ADDED < 0 else -1, UPCAST)
         if ADDED >= 0 or SCALED == "weight":
             w = tl.reshape(w, [BLOCK_N, count, BLOCK_K // count])
             if ADDED >= 0:
