@@ -174,7 +174,6 @@ FIRST: dict[str, list[Shape]] = {
         _every_op("sm_90", 16)[6],
         _moe(256, "fp8_e4m3fn", "per_Tensor"),
         _moe(256, "fp4x2", "per_1x32"),
-        *(_weight(m, *each) for m in (16, 1024) for each in WEIGHTS),
     ],
     "sm_100": [_mx(16), _mx(1024), _moe(64, "fp4x2", "per_1x32", g1u1=False), Shape("a16w16", 1024, 7168, 8192)],
     "sm_120": [_mx(16), _mx(1024), _moe(64, "fp4x2", "per_1x32", g1u1=False), Shape("a16w16", 1024, 7168, 8192)],
@@ -226,6 +225,15 @@ def test_first_guesses_compile_within_the_limits(compile_cases: Compile, vendor:
     """They use the right instruction for their operands, fit the memory and do not spill."""
     cases = [case for gfx, shapes in FIRST.items() if gfx.startswith(vendor) for shape in shapes for case in _listed(gfx, shape, slice(1))]
     assert not _faults(compile_cases(cases))
+
+
+def test_decoded_weights_compile_for_hopper(compile_cases: Compile) -> None:
+    """Of every way to pack, scale and decode, the first guess for few rows and for many fits and
+    does not spill.
+    """
+    assert not _faults(
+        compile_cases(case for m in (16, 1024) for each in WEIGHTS for case in _listed("sm_90", _weight(m, *each), slice(1)))
+    )
 
 
 def test_int8_splits_compile(compile_cases: Compile) -> None:
