@@ -3,7 +3,8 @@ JSON.
 
 It reads a JSON list of cases: kernel name, split_k, and a ``shape`` as a dict or ``op`` and
 ``example`` for one of the op's examples. Optional changes: ``gfx`` and ``multiprocessors`` of the
-device, and ``m`` another number of rows. For fmoe ``skewed`` (some experts get all tokens, some
+device, and ``m`` another number of rows; ``record`` adds fields that make a weight-only format of
+another. For fmoe ``skewed`` (some experts get all tokens, some
 none), ``static`` (pass per_Tensor its scales), ``sort`` (run and check only the sort).
 """
 
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from triton.runtime import interpreter
 from triton.tools.tensor_descriptor import TensorDescriptor
+from tunedgemm.ops.weight_formats import FORMATS
 from tunedgemm.plugin import Device, Shape
 from tunedgemm.testing.launching import plain_weight
 from tunedgemm.tools.launching import torch_dtype
@@ -110,6 +112,9 @@ def _check_sort(shape: Shape, plan: LaunchPlan, named: dict[str, Any]) -> dict[s
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
     """Compare one call with the op's reference, and check the output's end and the counters."""
+    if record := case.get("record"):
+        fields = {name: tuple(value) if isinstance(value, list) else value for name, value in record.items() if name != "like"}
+        FORMATS[record["name"]] = attrs.evolve(FORMATS[record["like"]], **fields)
     shape = Shape.from_dict(case["shape"]) if "shape" in case else ops()[case["op"]].examples[case["example"]]
     shape = attrs.evolve(shape, m=case.get("m", shape.m))
     op, family, device = ops()[shape.op], family_of(shape.op), Device(case.get("gfx", "sm_90"), case.get("multiprocessors", 4))

@@ -203,6 +203,24 @@ def test_decoded_weights_match_float64_and_keep_to_their_output() -> None:
     assert not _faults(_weight_cases())
 
 
+#: Records that the core lacks: four codes of two bits in a byte; eight of three bits, in another order.
+RECORDS = [
+    {"name": "int2", "like": "ct_int4", "bits": 2, "dtypes": ["uint8"], "values": [-2, -1, 0, 1], "order": [0, 1, 2, 3]},
+    {"name": "int3_zp", "like": "gptq_int4_zp", "bits": 3, "values": list(range(8)), "order": [0, 4, 1, 5, 2, 6, 3, 7]},
+]
+
+
+@pytest.mark.nightly
+def test_a_further_format_needs_no_other_kernel() -> None:
+    """A new record is decoded as the reference decodes it."""
+    cases = []
+    for record in RECORDS:
+        extra = {"w_format": record["name"], "w_group": 64}
+        shape = Shape("a16wn", 3, 72, 256, dtype="fp16", outdtype="fp32", scale="block", extra=extra)
+        cases.append({"kernel": "wn_r1_m16n32k64_g1_w4s2_t", "split_k": 2, "shape": shape.to_dict(), "record": record})
+    assert not _faults(cases)
+
+
 @pytest.mark.nightly
 def test_slow_cases_match_the_reference_and_keep_to_their_output() -> None:
     """Many programs, many rows, and further kinds of quantisation meet the op's tolerance."""

@@ -14,7 +14,7 @@ from tunedgemm_triton.wn.names import Wn
 from tunedgemm_triton.wn.resources import kind_of, scaled_of
 
 #: Triton's names of the dtypes of stored weights and scales that `build.TYPES` lacks.
-_STORED = {**TYPES, "int32": "i32", "fp4x2": "u8", "e8m0": "u8"}
+_STORED = {**TYPES, "int32": "i32", "uint8": "u8", "fp4x2": "u8", "e8m0": "u8"}
 
 
 def plan_of(kernel: Wn, split_k: int, shape: Shape, device: Device) -> LaunchPlan:

@@ -22,8 +22,8 @@ def unsupported_operands(shape: Shape, device: Device) -> str | None:
     form, architecture = format_of(shape), ARCHITECTURES[device.gfx]
     if form.has_index:
         return f"{form.name} has scales in the order of an index, which no kernel follows; use a format without act-order"
-    if form.per & (form.per - 1) or form.per > _MOST_CODES or not kind_of(form):
-        return f"{form.name}: an element must have 1, 2, 4 or {_MOST_CODES} codes of integers from 0 down to -127, or of e2m1"
+    if not _is_joined(form) or not kind_of(form):
+        return f"{form.name}: an element must have 1, 2, 4 or {_MOST_CODES} codes, in the order of joined halves, of integers or e2m1"
     if architecture.matrix == "wmma":
         return f"kernels that decode the weight are made for the registers of NVIDIA and CDNA, not of {device.gfx}"
     if "fp8_e4m3fn" in (*form.dtypes, *form.scale) and not architecture.fp8:
@@ -31,6 +31,14 @@ def unsupported_operands(shape: Shape, device: Device) -> str | None:
     if shape.layout != "row":
         return f"the weight of {shape.op} must have layout row (got {shape.layout!r})"
     return None
+
+
+def _is_joined(form: WeightFormat) -> bool:
+    """Return whether the kernel's joins give the order of codes: a place is the sum of its bits'."""
+    if form.per & (form.per - 1) or form.per > _MOST_CODES:
+        return False
+    bits = [1 << bit for bit in range(form.per.bit_length() - 1)]
+    return all(form.order.index(place) == sum(form.order.index(bit) for bit in bits if place & bit) for place in range(form.per))
 
 
 def kind_of(form: WeightFormat) -> str:
