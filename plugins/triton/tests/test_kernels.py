@@ -203,7 +203,7 @@ def test_decoded_weights_match_float64_and_keep_to_their_output() -> None:
     assert not _faults(_weight_cases())
 
 
-#: Records that the core lacks: four codes of two bits in a byte; eight of three bits, in another order.
+#: Records that the core lacks: four codes of two bits in a byte; eight of three bits, reordered.
 RECORDS = [
     {"name": "int2", "like": "ct_int4", "bits": 2, "dtypes": ["uint8"], "values": [-2, -1, 0, 1], "order": [0, 1, 2, 3]},
     {"name": "int3_zp", "like": "gptq_int4_zp", "bits": 3, "values": list(range(8)), "order": [0, 4, 1, 5, 2, 6, 3, 7]},
