@@ -4,6 +4,10 @@ deepgemm
     DeepGEMM: bf16, and fp8 with scales by block. From `deep_gemm`, or from the copy in an installed
     vLLM. It compiles a kernel for each shape at its first call, with nvcc. For `fmoe` its two
     grouped products alone, over rows that are sorted and quantised already: a floor.
+linear
+    F.linear in the dtype of the activations, by the decoded weight: what `a16wn` competes with.
+marlin
+    vLLM's Marlin for `a16wn`, from the weight as vLLM repacks it when it loads a layer.
 persistent
     The product that vLLM's batch-invariant mode runs for bf16, with its tables.
 vllm
@@ -12,7 +16,7 @@ vllm
     scales by row: the same bytes of weights, other results. With ``VLLM_BATCH_INVARIANT=1`` in the
     environment they are those of that mode.
 
-vLLM itself is imported for `persistent` only, which takes seconds. Each product is compared with
+vLLM itself is imported for `marlin` and `persistent` only, which takes seconds. Each product is compared with
 the reference, and a wrong one is not timed: vLLM takes the scales of x for M-major, whatever their
 strides.
 """
@@ -22,8 +26,9 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +39,11 @@ from tunedgemm.device import current_device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import UserError
 from tunedgemm.ops import op_named
+from tunedgemm.ops.formats.weight_only import Weight, decode
+from tunedgemm.ops.weight_formats import format_of
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.tuner.rounds import COLD
 
 #: Relative error by norm from which a product counts as wrong: two roundings to bf16, and sums of
 #: fp8 products in the tensor cores' precision.
@@ -186,7 +194,84 @@ def _persistent(shape: Shape) -> Callable[..., torch.Tensor]:
     return library.linear_batch_invariant
 
 
-PEERS = {"deepgemm": _deepgemm, "persistent": _persistent, "vllm": _vllm}
+def _linear(shape: Shape) -> Callable[..., torch.Tensor]:
+    if shape.op != "a16wn":
+        raise KeyError(shape.op)
+    weight = _stored(shape)[1]
+    plain = decode(format_of(shape), weight, torch_dtype(shape.dtype))
+    plain = plain if weight.w_global_scale is None else (plain * weight.w_global_scale).to(plain.dtype)
+    weights = _rotated((plain,))
+    return lambda x, *_: torch.nn.functional.linear(x, *next(weights))
+
+
+def _rotated(weight: tuple[torch.Tensor, ...]) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Cycle through copies of a repacked weight that no cache holds: each call takes the next one."""
+    size = sum(each.nbytes for each in weight)
+    cache = torch.cuda.get_device_properties(weight[0].device).L2_cache_size
+    copies = max(2, -(-COLD * cache // size))
+    return itertools.cycle([tuple(each.clone() for each in weight) for _ in range(copies)])
+
+
+def _stored(shape: Shape) -> tuple[torch.Tensor, Weight]:
+    """Return x and the weight of a shape's seeded operands."""
+    x, *operands = op_named(shape.op).make_inputs(shape, current_device().torch_device, 0)
+    return x, Weight(*operands[:5])
+
+
+def _marlin(shape: Shape) -> Callable[..., torch.Tensor]:
+    """Return Marlin's product by a weight that is repacked once, as vLLM's layers do.
+
+    Raises:
+        KeyError: a format that vLLM has no Marlin for, or that this benchmark does not repack.
+    """
+    if shape.op != "a16wn":
+        raise KeyError(shape.op)
+    from vllm.model_executor.layers.quantization.utils import marlin_utils as utils
+    from vllm.scalar_type import scalar_types
+
+    vllm_ops()
+    (x, weight), n, k, group = _stored(shape), shape.n, shape.k, int(shape["w_group"])
+    workspace = utils.marlin_make_workspace_new(x.device)
+    if shape["w_format"] in _LAYERS:
+        return _marlin_layer(shape, weight, workspace)
+    kinds = {"gptq_int4": scalar_types.uint4b8, "awq_int4": scalar_types.uint4}
+    kind, scale = kinds[str(shape["w_format"])], utils.marlin_permute_scales(weight.w_scale, k, n, group or -1)
+    if weight.w_zeros is None:
+        codes = torch.ops._C.gptq_marlin_repack(weight.weight, torch.empty(0, dtype=torch.int32, device=x.device), k, n, 4, False)
+        zeros = utils.marlin_make_empty(x.device)
+    else:
+        codes = torch.ops._C.awq_marlin_repack(weight.weight, k, n, 4, False)
+        zeros = utils.awq_to_marlin_zero_points(weight.w_zeros, k // (group or k), n, 4)
+    weights = _rotated((codes, scale, zeros))
+    return lambda x, *_: utils.apply_gptq_marlin_linear(x, *next(weights), workspace, kind, n, k)
+
+
+#: Formats that vLLM repacks by functions of a layer: module, and the end of the functions' names.
+_LAYERS = {"mxfp8": ("marlin_utils_fp8", "mxfp8"), "mxfp4": ("marlin_utils_fp4", "fp4"), "nvfp4": ("marlin_utils_fp4", "fp4")}
+
+
+def _marlin_layer(shape: Shape, weight: Weight, workspace: torch.Tensor) -> Callable[..., torch.Tensor]:
+    module, name = _LAYERS[str(shape["w_format"])]
+    library = importlib.import_module(f"vllm.model_executor.layers.quantization.utils.{module}")
+    layer, dtype = torch.nn.Module(), torch_dtype(shape.dtype)
+    layer.output_size_per_partition, layer.input_size_per_partition, layer.params_dtype = shape.n, shape.k, dtype
+    scale = weight.w_scale.view(torch.uint8) if name == "mxfp8" else weight.w_scale
+    stored = {"weight": weight.weight if name == "mxfp8" else weight.weight.view(torch.uint8), "weight_scale": scale}
+    stored |= {} if weight.w_global_scale is None else {"weight_global_scale": weight.w_global_scale.reshape(())}
+    for key, value in stored.items():
+        setattr(layer, key, torch.nn.Parameter(value, requires_grad=False))
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        getattr(library, f"prepare_{name}_layer_for_marlin")(layer)
+    finally:
+        torch.set_default_dtype(default)
+    apply, factor = getattr(library, f"apply_{name}_marlin_linear"), getattr(layer, "weight_global_scale", None)
+    weights, last = _rotated((layer.weight.data, layer.weight_scale.data)), (factor,) if name == "fp4" else ()
+    return lambda x, *_: apply(x, *next(weights), *last, workspace, shape.n, shape.k)
+
+
+PEERS = {"deepgemm": _deepgemm, "linear": _linear, "marlin": _marlin, "persistent": _persistent, "vllm": _vllm}
 
 
 def peer(name: str, shape: Shape) -> Launcher | str:
