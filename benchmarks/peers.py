@@ -7,7 +7,8 @@ deepgemm
 linear
     F.linear in the dtype of the activations, by the decoded weight: what `a16wn` competes with.
 marlin
-    vLLM's Marlin for `a16wn`, from the weight as vLLM repacks it when it loads a layer.
+    vLLM's Marlin for `a16wn` in gptq_int4, awq_int4, mxfp8, mxfp4 and nvfp4, by the weight as
+    vLLM 0.33 repacks it when it loads a layer.
 persistent
     The product that vLLM's batch-invariant mode runs for bf16, with its tables.
 vllm
@@ -16,9 +17,9 @@ vllm
     scales by row: the same bytes of weights, other results. With ``VLLM_BATCH_INVARIANT=1`` in the
     environment they are those of that mode.
 
-vLLM itself is imported for `marlin` and `persistent` only, which takes seconds. Each product is compared with
-the reference, and a wrong one is not timed: vLLM takes the scales of x for M-major, whatever their
-strides.
+vLLM itself is imported for `marlin` and `persistent` only, which takes seconds. Each product is
+compared with the reference, and a wrong one is not timed: vLLM takes the scales of x for M-major,
+whatever their strides.
 """
 
 from __future__ import annotations
@@ -229,7 +230,7 @@ def _marlin(shape: Shape) -> Callable[..., torch.Tensor]:
     from vllm.model_executor.layers.quantization.utils import marlin_utils as utils
     from vllm.scalar_type import scalar_types
 
-    vllm_ops()
+    library = vllm_ops()
     (x, weight), n, k, group = _stored(shape), shape.n, shape.k, int(shape["w_group"])
     workspace = utils.marlin_make_workspace_new(x.device)
     if shape["w_format"] in _LAYERS:
@@ -237,10 +238,10 @@ def _marlin(shape: Shape) -> Callable[..., torch.Tensor]:
     kinds = {"gptq_int4": scalar_types.uint4b8, "awq_int4": scalar_types.uint4}
     kind, scale = kinds[str(shape["w_format"])], utils.marlin_permute_scales(weight.w_scale, k, n, group or -1)
     if weight.w_zeros is None:
-        codes = torch.ops._C.gptq_marlin_repack(weight.weight, torch.empty(0, dtype=torch.int32, device=x.device), k, n, 4, False)
+        codes = library.gptq_marlin_repack(weight.weight, k, n, 4, False)
         zeros = utils.marlin_make_empty(x.device)
     else:
-        codes = torch.ops._C.awq_marlin_repack(weight.weight, k, n, 4, False)
+        codes = library.awq_marlin_repack(weight.weight, k, n, 4, False)
         zeros = utils.awq_to_marlin_zero_points(weight.w_zeros, k // (group or k), n, 4)
     weights = _rotated((codes, scale, zeros))
     return lambda x, *_: utils.apply_gptq_marlin_linear(x, *next(weights), workspace, kind, n, k)

@@ -90,3 +90,50 @@ def test_vllms_own_mode_multiplies_bf16(peers: ModuleType, monkeypatch: pytest.M
     assert isinstance(peers.peer("persistent", shape), Launcher)
     assert peers.peer("persistent", BLOCKS).startswith("persistent has no a8w8_blockscale")
     peers.batch_invariant_mode.cache_clear()
+
+
+@pytest.fixture
+def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the device a cache of 1 KiB, which copies of small weights exceed."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(L2_cache_size=1024))
+
+
+def _decoded(name: str, group: int) -> Shape:
+    return Shape("a16wn", 5, 48, 256, scale="block", extra={"w_format": name, "w_group": group})
+
+
+@pytest.mark.usefixtures("small_cache")
+def test_the_decoded_weight_is_a_peer_of_weight_only_products(peers: ModuleType) -> None:
+    """It has the zero points and the global scale, and serves no other op."""
+    for shape in (_decoded("gptq_int4_zp", 128), _decoded("nvfp4", 16)):
+        assert isinstance(peers.peer("linear", shape), Launcher)
+    assert peers.peer("linear", BLOCKS) == "linear has no a8w8_blockscale: a8w8_blockscale"
+
+
+@pytest.mark.usefixtures("small_cache")
+def test_marlin_repacks_once_what_vllm_repacks(peers: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The repacking gets what vLLM 0.33 takes, without a permutation; other formats are a reason."""
+    shape, repacked = _decoded("gptq_int4", 128), list[Any]()
+
+    def repack(codes: torch.Tensor, k: int, n: int, bits: int, is_a_8bit: bool) -> torch.Tensor:
+        repacked.append((k, n, bits, is_a_8bit))
+        return codes
+
+    def product(x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, *_: Any) -> torch.Tensor:
+        return op_named("a16wn").reference(shape, (x, codes, scale))
+
+    utils: Any = ModuleType("vllm.model_executor.layers.quantization.utils.marlin_utils")
+    utils.marlin_make_workspace_new = utils.marlin_make_empty = lambda device: torch.empty(0, device=device)
+    utils.marlin_permute_scales, utils.apply_gptq_marlin_linear = lambda scale, *_: scale, product
+    types: Any = ModuleType("vllm.scalar_type")
+    types.scalar_types = SimpleNamespace(uint4b8="uint4b8", uint4="uint4")
+    for module in (utils, types):
+        parts = module.__name__.split(".")
+        for end in range(1, len(parts)):
+            monkeypatch.setitem(sys.modules, ".".join(parts[:end]), ModuleType(parts[end - 1]))
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(sys.modules["vllm.model_executor.layers.quantization.utils"], "marlin_utils", utils, raising=False)
+    monkeypatch.setattr(peers, "vllm_ops", lambda: SimpleNamespace(gptq_marlin_repack=repack))
+    assert isinstance(peers.peer("marlin", shape), Launcher)
+    assert repacked == [(shape.k, shape.n, 4, False)]
+    assert peers.peer("marlin", _decoded("int8_channel", 0)) == "marlin has no a16wn: int8_channel"
