@@ -4,8 +4,8 @@ JSON.
 It reads a JSON list of cases: kernel name, split_k, and a ``shape`` as a dict or ``op`` and
 ``example`` for one of the op's examples. Optional changes: ``gfx`` and ``multiprocessors`` of the
 device, and ``m`` another number of rows; ``record`` adds fields that make a weight-only format of
-another. For fmoe ``skewed`` (some experts get all tokens, some
-none), ``static`` (pass per_Tensor its scales), ``sort`` (run and check only the sort).
+another. For fmoe ``skewed`` (some experts get all tokens, some none), ``static`` (pass per_Tensor
+its scales), ``sort`` (run and check only the sort).
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
+from triton.language import constexpr
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.tools.tensor_descriptor import TensorDescriptor
 from tunedgemm.ops.weight_formats import FORMATS
@@ -34,7 +36,8 @@ _VIEWS = {"u8": torch.uint8, "i8": torch.int8, "i32": torch.int32, "fp32": torch
 _VIEWS |= {"fp8e4nv": torch.float8_e4m3fn, "fp8e4b8": torch.float8_e4m3fnuz}
 #: Largest error of a dense kernel: a few roundings to the output, and for fp32 of the sums.
 _BOUNDS = {"bf16": 2.0**-8, "fp16": 2.0**-9, "fp32": 2.0**-12}
-_patch_lang_core = interpreter._patch_lang_core
+_patch_lang_core, _create_splat = interpreter._patch_lang_core, interpreter.InterpreterBuilder.create_splat
+_to_tensor = TritonSemantic.to_tensor
 
 
 def _convert_float(values: Any, source: Any, target: Any, rounding: Any) -> Any:
@@ -54,7 +57,24 @@ def _patch_language(language: Any, scope: Any) -> None:
     scope.set_attr(language.dtype, "to_ir", fnuz)
 
 
+def _splat(builder: Any, kind: Any, value: Any) -> Any:
+    """Fill a block with a scalar, and keep booleans; Triton's interpreter makes integers of them,
+    which its loads refuse as a mask since 3.9.
+    """
+    block = _create_splat(builder, kind, value)
+    block.data = block.data.astype(value.data.dtype)
+    return block
+
+
+def _unwrapped(semantic: Any, value: Any, check_type: bool = True) -> Any:
+    """Return a tensor; a global constant times a tensor is a constexpr of a tensor in the
+    interpreter, which Triton refuses since 3.7.
+    """
+    return _to_tensor(semantic, value.value if isinstance(value, constexpr) else value, check_type)
+
+
 interpreter._convert_float, interpreter._patch_lang_core = _convert_float, _patch_language
+interpreter.InterpreterBuilder.create_splat, TritonSemantic.to_tensor = _splat, _unwrapped
 
 
 def _operands(shape: Shape, case: dict[str, Any]) -> tuple[Any, ...]:

@@ -249,9 +249,7 @@ def _narrow_cases(gfx: str) -> list[dict[str, Any]]:
         first = {
             kernel.kernel_name.partition("_")[0]: kernel for kernel in reversed([*family_of(shape.op).enumerate_solutions(shape, device)])
         }
-        # Triton 3.9's interpreter refuses the mask of experts' blocks, and takes single pairs.
-        kept = [each for each in first.values() if shape.op != "fmoe" or each.kernel_name.endswith("_a")]
-        cases += [{"gfx": gfx, "kernel": each.kernel_name, "split_k": max(each.split_k, 1), **named} for each in kept]
+        cases += [{"gfx": gfx, "kernel": each.kernel_name, "split_k": max(each.split_k, 1), **named} for each in first.values()]
     return cases
 
 
