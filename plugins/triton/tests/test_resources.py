@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 from tunedgemm.plugin import Device, Shape
 from tunedgemm.tools.tables import ops
 from tunedgemm_triton.families import family_of
@@ -68,3 +69,12 @@ def test_an_unfit_kernel_has_a_reason() -> None:
         if reason not in (answer or ""):
             faults.append((name, split_k, str(shape), gfx, answer))
     assert not faults
+
+
+def test_padding_of_decoded_products_counts() -> None:
+    """Two padded buffers of x and the decoded weight exceed 160 KiB of gfx950; half as many rows of
+    x fit.
+    """
+    family, shape = family_of("a16wn"), attrs.evolve(INT4, m=1024, n=4096, k=4096, extra={"w_format": "gptq_int4", "w_group": 128})
+    tiles = [family.parse_name(f"wn_r1_m{rows}n128k128_g8_w8s2") for rows in (256, 128)]
+    assert [family.fits(tile, 1, shape, Device("gfx950", 256)) for tile in tiles] == [False, True]

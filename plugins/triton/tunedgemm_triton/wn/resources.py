@@ -73,13 +73,16 @@ def shared_bytes(kernel: Wn, shape: Shape, device: Device) -> int:
 
     There is a buffer of the weight and its zero points for each step but one, and the decoded tile.
     So there is of x, or one for each step with asynchronous products. AMD's loop keeps the weight
-    in registers, and mma reads decoded bytes from them.
+    in registers, and gfx950 pads x by up to a 32nd. mma reads decoded bytes from registers.
     """
     form, matrix, steps = format_of(shape), ARCHITECTURES[device.gfx].matrix, max(kernel.stages - 1, 1)
     packed = kernel.block_n * (kernel.block_k * form.bits // 8 + (0 if form.zeros is None else 4))
     decoded = 0 if matrix == "mma" and form.per < _MOST_CODES else 2 * kernel.block_n * kernel.block_k
-    of_x = kernel.stages if matrix in _ASYNCHRONOUS or ARCHITECTURES[device.gfx].fp4 else steps
-    return (0 if device.kind == "amd" else steps * packed) + of_x * 2 * kernel.block_m * kernel.block_k + decoded
+    fp4 = ARCHITECTURES[device.gfx].fp4
+    of_x = (kernel.stages if matrix in _ASYNCHRONOUS or fp4 else steps) * 2 * kernel.block_m * kernel.block_k
+    if device.kind == "amd":
+        return of_x + (of_x // 32 if fp4 else 0) + decoded
+    return steps * packed + of_x + decoded
 
 
 def fits(kernel: Wn, split_k: int, shape: Shape, device: Device) -> bool:
