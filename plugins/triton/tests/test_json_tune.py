@@ -364,3 +364,13 @@ def test_tables_become_files_and_back(tmp_path: Path) -> None:
         assert left == []
         back += made
     assert {(row.shape, row.solution, row.us) for row in back} == {(row.shape, row.solution, row.us) for row in rows}
+
+
+def test_an_op_without_files_is_left_out(tmp_path: Path) -> None:
+    """A row of weight-only formats stays in its table, and tuning into files refuses the op."""
+    shape = next(shape for shape in ops()["a16wn"].examples if shape.m)
+    row = Row(shape, "sm_90", 132, "nvidia-h200", Solution("triton", "wn_r1_m16n64k32_g1_w4s4_t"), 3.0)
+    reason = "triton has no JSON files for a16wn"
+    assert export.files_of([row], DIALECT, buckets.NEW, {}) == export.Exported({}, (f"{row.shape}: {reason}",))
+    with pytest.raises(UserError, match=f"{reason}; its ops are a16w16"):
+        _ran(_request(tmp_path, op="a16wn", columns={"w_format": "gptq_int4", "w_group": "32"}))

@@ -20,13 +20,10 @@ from tunedgemm_triton.families import family_of
 from tunedgemm_triton.limits import OPS
 from tunedgemm_triton.moe.names import OP as MOE_OP
 from tunedgemm_triton.moe.names import Moe, Tile
-from tunedgemm_triton.mx.names import OPS as MX_OPS
 from tunedgemm_triton.mx.names import Mx
 from tunedgemm_triton.mx.resources import decodes
 from tunedgemm_triton.names import Gemm
 from tunedgemm_triton.resources import ceil_div, has_idle_part, packs, step_of
-from tunedgemm_triton.wn.names import OP as WN_OP
-from tunedgemm_triton.wn.names import Wn
 
 Entry = Mapping[str, Any]
 
@@ -53,9 +50,7 @@ DERIVED = {
 }
 _CACHE = (None, "", ".cg")
 
-KINDS: dict[str, Any] = {kind.family: kind for kind in (*names.KINDS, Mx, Moe, Wn)}
-#: Op -> its only kernel family, of ops that are not dense.
-_ONLY = {**dict.fromkeys(MX_OPS, Mx.family), MOE_OP: Moe.family, WN_OP: Wn.family}
+KINDS: dict[str, Any] = {kind.family: kind for kind in (*names.KINDS, Mx, Moe)}
 
 
 @attrs.frozen
@@ -75,7 +70,7 @@ class ParsedEntry:
 
 def families_of(op: str) -> tuple[str, ...]:
     """Return the kernel families that serve an op."""
-    return OPS[op].families if op in OPS else (_ONLY[op],)
+    return OPS[op].families if op in OPS else ("moe",) if op == MOE_OP else ("mx",)
 
 
 def default_family(op: str) -> str:

@@ -62,6 +62,8 @@ def _left(row: Row, dialect: Dialect) -> str:
     """Return why no file can hold a row, or an empty text."""
     if row.solution.libtype != dialect.libtype:
         return f"libtype must be {dialect.libtype} (got {row.solution.libtype})"
+    if row.shape.op not in dialect.ops:
+        return f"{dialect.libtype} has no JSON files for {row.shape.op}"
     if not row.valid:
         return "has no time"
     if not row.gfx:

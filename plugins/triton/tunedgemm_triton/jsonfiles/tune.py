@@ -144,7 +144,7 @@ def run(request: Request, progress: Callable[..., None], say: Callable[[str], No
     """
     shapes = request.shapes()
     if request.op not in request.dialect.ops:
-        raise UserError(f"{request.dialect.libtype} has no kernel for {request.op}; its ops are {', '.join(request.dialect.ops)}")
+        raise UserError(f"{request.dialect.libtype} has no JSON files for {request.op}; its ops are {', '.join(request.dialect.ops)}")
     json_files.check_writable(request.folder)
     events = _Run(request, shapes, request.table(), progress, say)
     with json_space.used(request.space):
