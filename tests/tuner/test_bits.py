@@ -257,6 +257,20 @@ def test_a_kernel_for_some_m_stops_where_no_kernel_for_every_m_has_its_bits() ->
     assert found(unlike).label == early.label == found(unlike, 8).label
 
 
+@pytest.mark.parametrize(("name", "shows"), [("a8w8", True), ("a8w8_blockscale", True), ("a4w4_blockscale", False), ("a16wn", False)])
+def test_a_declared_order_counts_where_operands_do_not_show_it(name: str, shows: bool) -> None:
+    """Values in small groups do not cancel, so equal bits of two orders of sums say nothing."""
+    shape = attrs.evolve(op_named(name).examples[0], n=256, k=512)
+    operands = StandardOperands(op_named(name), shape, CPU)
+
+    def label(order: str) -> str:
+        return measure(operands, lambda at: Launcher(lambda *_: torch.zeros(at.m, 8)), (1,), order=order).label
+
+    assert operands.shows_orders is shows
+    assert (label("wgmma-k16") == label("wgmma-k16-s2048")) is shows
+    assert label("") == label("")
+
+
 def test_errors_of_calls_are_faults() -> None:
     """The error's text is the reason, and the kernel may be right at other M."""
 

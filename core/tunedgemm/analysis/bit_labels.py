@@ -99,4 +99,4 @@ def _bits(operands: StandardOperands, solution: Solution, sizes: set[int], devic
     backend = registry.get(solution.libtype)
     if not isinstance(backend, Backend):
         return Bits((), (), f"libtype {solution.libtype}: {backend.reason if isinstance(backend, Unsupported) else 'not installed'}")
-    return measure(operands, lambda shape: backend.bind(solution, shape, device), sorted({*SIZES, *sizes} - {0}))
+    return measure(operands, lambda shape: backend.bind(solution, shape, device), sorted({*SIZES, *sizes} - {0}), order=solution.sum_order)

@@ -67,6 +67,7 @@ class Bits:
         refused: (M, reason) of those that it does not serve.
         raised: whether the fault is an error.
         others: whether the first rows have other bits than all kernels that serve every M.
+        order: the declared order of sums, where the operands do not show it.
     """
 
     rows: tuple[int, ...]
@@ -75,6 +76,7 @@ class Bits:
     refused: tuple[tuple[int, str], ...] = ()
     raised: bool = False
     others: bool = False
+    order: str = ""
 
     @property
     def detail(self) -> str:
@@ -87,7 +89,7 @@ class Bits:
         """Return the hash of all rows, 16 hexadecimal digits; "" if the bits are in no class."""
         if self.fault or self.others or len(self.rows) < CONTENTS:
             return ""
-        return hashlib.sha256(",".join(map(str, self.rows)).encode()).hexdigest()[:16]
+        return hashlib.sha256((",".join(map(str, self.rows)) + self.order).encode()).hexdigest()[:16]
 
 
 class StandardOperands:
@@ -118,6 +120,16 @@ class StandardOperands:
                 self._fill(place, operand)
         if kind:
             _route(self.shape, *self._operands[3:5])
+
+    @property
+    def shows_orders(self) -> bool:
+        """Check whether elements cancel, so that results show how their sums were rounded.
+
+        They do not in groups that share a scale of 16 or fewer bits, whose scales are unlike.
+        """
+        scales = (operand for name, operand in zip(self.op.operands, self._operands, strict=False) if "scale" in name)
+        grouped = self.of.scale == "block" and any(scale is not None and scale.dtype.itemsize < 4 for scale in scales)
+        return self._int8 or (self._cancelling > 0 and not grouped)
 
     def at(self, m: int, first: int = 0) -> tuple[Any, ...]:
         """Return the operands of M rows, of which the first has content *first*."""
@@ -266,7 +278,9 @@ def _shuffled(rows: int, count: int, device: torch.device) -> torch.Tensor:
     return _mixed(torch.arange(rows * count, device=device) + (5 << 40)).reshape(rows, count).argsort(dim=1)
 
 
-def measure(operands: StandardOperands, bind: Bind, sizes: Iterable[int] = SIZES, any_m: set[tuple[int, ...]] | None = None) -> Bits:
+def measure(
+    operands: StandardOperands, bind: Bind, sizes: Iterable[int] = SIZES, any_m: set[tuple[int, ...]] | None = None, order: str = ""
+) -> Bits:
     """Run a kernel at several M, and hash its rows.
 
     Args:
@@ -275,6 +289,7 @@ def measure(operands: StandardOperands, bind: Bind, sizes: Iterable[int] = SIZES
         sizes: the M to run.
         any_m: rows of earlier kernels that serve every M, to which those of this one are added. One
             that refuses a larger M is given up where it has the bits of none: no class holds it.
+        order: the order of sums that the kernel declares; it counts where operands do not show it.
     """
     rows: dict[int, int] = {}
     served: list[int] = []
@@ -292,7 +307,15 @@ def measure(operands: StandardOperands, bind: Bind, sizes: Iterable[int] = SIZES
     except Exception as error:  # a kernel may raise anything
         fault, raised = described(error), True
     others, fault = fault == OTHER_BITS, "" if fault == OTHER_BITS else fault
-    found = Bits(tuple(rows[content] for content in sorted(rows)), tuple(served), fault, tuple(refused), raised, others)
+    found = Bits(
+        tuple(rows[content] for content in sorted(rows)),
+        tuple(served),
+        fault,
+        tuple(refused),
+        raised,
+        others,
+        "" if operands.shows_orders else order,
+    )
     if any_m is not None and found.label and not refused:
         any_m.add(found.rows)
     return found
