@@ -31,6 +31,8 @@ STATUSES = {
     "nondeterministic": "repeated runs gave other bits, under --deterministic",
     "batch_variant": "a row's bits depend on M or its place, under --batch-invariant",
 }
+#: Begins the detail of a kernel that refuses some M, and whose bits were not measured further.
+OTHER_BITS = "no kernel that serves every M has its bits"
 
 
 def _status(_: object, attribute: attrs.Attribute[str], value: str) -> None:

@@ -79,6 +79,25 @@ def test_the_fastest_bit_class_gets_a_row_for_each_m_and_one_for_any(tmp_path: P
     assert len(tune(shapes=GROUP, output=table, options=options, registry=registry, bench=clock(us)).skipped) == 3
 
 
+def test_a_kernel_is_in_the_class_of_a_later_one_for_every_m(tmp_path: Path) -> None:
+    """Its bits were given up, since it refuses large M, and are measured again: it is the fastest."""
+
+    def call(solution: Solution, shape: Shape, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        out = exact(solution, shape, x, weight)
+        return out if solution.kernel_name == "first" else out * (1.0 + 2.0**-20)
+
+    def bind(solution: Solution, shape: Shape, device: Any) -> Any:
+        few = solution.kernel_name == "few" and shape.m > 512
+        return Unsupported("few rows only") if few else backend.hooks.bind(solution, shape, device)
+
+    backend = fake_backend("turbo", solutions=("first", "few", "every"), call=call)
+    us = {("first", 1): 10.0, ("few", 1): 11.0, ("every", 1): 12.0, ("first", 8): 19.0, ("few", 8): 10.0, ("every", 8): 19.0}
+    table, options = tmp_path / "t.csv", attrs.evolve(QUICK, batch_invariant=True)
+    tune(shapes=GROUP[:2], output=table, options=options, registry=fake_registry(with_hooks(backend, bind=bind)), bench=clock(us))
+
+    assert rows(table) == {0: "every", 1: "few", 8: "few"}
+
+
 def test_classes_have_a_table_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The default is in the user folder; a table that the op's variable names must not have other rows."""
     registry, options = fake_registry(fake_backend("turbo", solutions=("steady",), call=exact)), attrs.evolve(QUICK, batch_invariant=True)

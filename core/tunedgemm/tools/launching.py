@@ -27,7 +27,7 @@ from tunedgemm.backends.workspace import scratch, semaphores, workspace
 from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, torch_dtype
 from tunedgemm.ops.moe_words import unusual_experts
 from tunedgemm.ops.scale_order import scale_order, scale_strides
-from tunedgemm.ops.weight_formats import WeightFormat, format_of
+from tunedgemm.ops.weight_formats import FORMATS, WeightFormat, format_of
 from tunedgemm.process.forksafe import ForkSafeLock
 from tunedgemm.process.process_state import environment_with
 from tunedgemm.process.variables import switched_on
@@ -42,6 +42,7 @@ __all__ = [
     "CallPlan",
     "Driver",
     "DriverInterface",
+    "FORMATS",
     "ForkSafeLock",
     "KernelFunction",
     "Launch",

@@ -24,6 +24,7 @@ from tunedgemm.ops.scale_order import BLOCK, blocks
 from tunedgemm.process.plugin_guard import described
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Unsupported
+from tunedgemm.timing import OTHER_BITS
 from tunedgemm.tuner.trial import CONTENTS, SIZES
 
 #: Most calls at an M whose rows were hashed at another one: the others show nothing new.
@@ -48,8 +49,6 @@ _PACKED = ("weight", "w_zeros?")
 #: Elements that are computed at a time: 128 MiB as integers.
 _SLICE = 1 << 24
 _WORD = (1 << 63) - 1
-#: Why a kernel that refuses some M was not measured further.
-OTHER_BITS = "no kernel that serves every M has its bits"
 
 #: Binds a candidate at a shape.
 Bind = Callable[[Shape], Launcher | Unsupported]

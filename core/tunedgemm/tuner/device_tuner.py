@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunedgemm.timing import Timing
+from tunedgemm.solution import Solution
+from tunedgemm.timing import OTHER_BITS, Timing
+from tunedgemm.tuner.classes import serves_any_m
 from tunedgemm.tuner.open_device import OpenDevice
 from tunedgemm.tuner.shape_run import Emit, ShapeRun
 from tunedgemm.tuner.trial import Outcome, Step, Task, Trials
@@ -41,7 +43,7 @@ class DeviceTuner(OpenDevice):
 
     def _check(self, task: Task, earlier: Sequence[Timing], emit: Emit) -> None:
         """Check the task's solutions without timing; the outcome has their timings."""
-        known = {timing.solution: timing for timing in earlier if not timing.us}
+        known = {timing.solution: timing for timing in earlier if not timing.us and not _is_given_up(timing)}
         left = [solution for solution in task.only if solution not in known]
         for m in task.sizes:
             self.compilers.begin(task.shape.with_m(m), left, self.place.device)
@@ -50,10 +52,23 @@ class DeviceTuner(OpenDevice):
             for m in task.sizes:
                 self.compilers.finish(task.shape.with_m(m), [solution], self.place.device)  # `bind` repeats a failure
             if task.sizes:
-                known[solution] = self.client.bits(task.shape, solution, task.sizes)
-                emit(Trials(task, (known[solution],)))
+                known[solution] = self._bits(task, solution, emit)
             else:
                 known[solution] = self.client.check(task.check, task.shape, solution)
+        last = max((place for place, solution in enumerate(left) if serves_any_m(known[solution])), default=0)
+        for solution in left[:last]:
+            if _is_given_up(known[solution]):  # a later kernel may have its bits, and serve every M
+                known[solution] = self._bits(task, solution, emit)
         for m in task.sizes:
             self.compilers.drop(task.shape.with_m(m), self.place.device)
         emit(Outcome(task, None, None, tuple(known.values()), place=self.place))
+
+    def _bits(self, task: Task, solution: Solution, emit: Emit) -> Timing:
+        timing = self.client.bits(task.shape, solution, task.sizes)
+        emit(Trials(task, (timing,)))
+        return timing
+
+
+def _is_given_up(timing: Timing) -> bool:
+    """Check whether bits were left unmeasured because no kernel for every M had them so far."""
+    return timing.detail.startswith(OTHER_BITS)

@@ -220,7 +220,8 @@ class Session:
         operands = self._standard_operands(shape)
         if self._bound[0] != solution:
             self.bind_all(shape, solution, sizes)
-        found: Bits = self._run_on_device(lambda: measure(operands, self._bound[1].__getitem__, sizes, self._any_m, solution.sum_order))
+        any_m = self._any_m if solution.libtype != BUILTIN else None  # torch's calls serve no class for every M
+        found: Bits = self._run_on_device(lambda: measure(operands, self._bound[1].__getitem__, sizes, any_m, solution.sum_order))
         self._bound = None, {}
         if found.fault:
             self._alive(Timing(shape, solution, "failed", detail=found.fault))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -38,6 +39,9 @@ _DIGITS = 15
 
 #: Poll interval in seconds of the file lock; appending a line takes a fraction of a millisecond.
 _POLL = 0.005
+
+#: Seconds in which a process without the lock ends a line that it is writing.
+_ENDED = 0.02
 
 
 @attrs.frozen
@@ -124,6 +128,9 @@ class CaptureFile:
                 try:
                     before = on_failure.enter_context(open_regular(self.path))
                     content = before.read()
+                    if content and not content.endswith((b"\n", b"\r")):
+                        time.sleep(_ENDED)
+                        content += before.read()
                 except FileNotFoundError:
                     before, content = None, b""
                 except OSError as error:

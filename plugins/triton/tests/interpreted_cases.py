@@ -22,10 +22,9 @@ from triton.language import constexpr
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.tools.tensor_descriptor import TensorDescriptor
-from tunedgemm.ops.weight_formats import FORMATS
 from tunedgemm.plugin import Device, Shape
 from tunedgemm.testing.launching import plain_weight
-from tunedgemm.tools.launching import torch_dtype
+from tunedgemm.tools.launching import FORMATS, torch_dtype
 from tunedgemm.tools.tables import ops
 from tunedgemm_triton.families import family_of
 from tunedgemm_triton.limits import batches_of

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shlex
 from collections.abc import Callable, Mapping
 
@@ -96,7 +97,7 @@ def as_run(engine: str, device_of: Callable[[], Device], layers: tuple[Layer, ..
     vLLM runs nvfp4 and mxfp8 by Marlin, on the weights alone, where NVIDIA's GPUs lack them.
     """
     changed = [layer for layer in layers if layer.scheme in WEIGHTS_ALONE and layer.kind != "experts"]
-    if engine != "vllm" or not changed or not (gfx := device_of().gfx).startswith("sm_") or int(gfx[3:]) >= 100:
+    if engine != "vllm" or not changed or not (number := re.match(r"sm_(\d+)", gfx := device_of().gfx)) or int(number[1]) >= 100:
         return layers, ()
     names = ", ".join(dict.fromkeys(layer.name for layer in changed))
     schemes = ", ".join(dict.fromkeys(SCHEMES[layer.scheme] for layer in changed))
