@@ -6,6 +6,9 @@ pads each such column to a multiple of 16 bytes.
 
 e8m0 scales (one per 32 elements of K) are row-major [rows, K/32] or in AITER's shuffled order. By
 default they are shuffled if the weight is; AITER also has plain weights with shuffled scales.
+
+Scales of mxfp8 and nvfp4 are row-major or in tiles. In ``128x4`` both operands have tiles of 128x4
+(cuBLASLt, torch's SWIZZLE_32_4_4). In ``8x4`` x has tiles of 8x4 (TensorRT-LLM, FlashInfer).
 """
 
 from __future__ import annotations
@@ -28,6 +31,11 @@ ORDERS = (ROW, M_MAJOR, M_MAJOR_PADDED)
 SHUFFLED = "aiter32x8"
 E8M0_ORDERS = (ROW, SHUFFLED)
 E8M0_TILE = (256, 8)
+#: Orders of one-byte scales in tiles, padded with zeros; by order the rows of x's tiles.
+SWIZZLED, SWIZZLED_8 = "128x4", "8x4"
+TILE_ROWS = {SWIZZLED: 128, SWIZZLED_8: 8}
+TILE_COLUMNS = 4
+MX_ORDERS = (ROW, *TILE_ROWS)
 _E8M0_OPS = ("a4w4_blockscale", "a16w4_blockscale")
 #: Float32 values per 16 bytes, to which columns are padded.
 FLOATS = 4
@@ -52,15 +60,15 @@ def usual_order(shape: Shape) -> str:
 
 
 def scale_order(shape: Shape) -> str:
-    """Return the order of x's 1x128 scales, or of all e8m0 scales.
+    """Return the order of x's 1x128 scales, or of all one-byte scales.
 
     Of orders with equal strides, return the first: one row or one K block is row-major, and an M
     that is a multiple of four needs no padding.
     """
     order = field_of(shape)
-    if order == SHUFFLED:
+    if order not in (M_MAJOR, M_MAJOR_PADDED):
         return order
-    if order == ROW or shape.m == 0 or shape.k <= BLOCK or (order == M_MAJOR and shape.m == 1):
+    if shape.m == 0 or shape.k <= BLOCK or (order == M_MAJOR and shape.m == 1):
         return ROW
     return M_MAJOR if shape.m % FLOATS == 0 else order
 
@@ -70,6 +78,12 @@ def scale_strides(shape: Shape) -> tuple[int, int]:
     if scale_order(shape) == ROW:
         return blocks(shape.k), 1
     return 1, shape.m if field_of(shape) == M_MAJOR else padded(shape.m)
+
+
+def swizzled_sizes(order: str, rows: int, groups: int) -> tuple[int, int]:
+    """Return the padded sizes of scales [rows, groups] in tiles."""
+    high = TILE_ROWS[order]
+    return -(-rows // high) * high, -(-groups // TILE_COLUMNS) * TILE_COLUMNS
 
 
 def padded(m: int) -> int:

@@ -49,3 +49,40 @@ def test_what_is_refused():
         per_1x32_f8_quant(torch.ones(2, 33))
     with pytest.raises(OperandError, match=r"got torch\.int8, K=32"):
         per_1x32_f8_quant(torch.ones(2, 32), torch.int8)
+    with pytest.raises(OperandError, match=r"rule must be rceil or floor or vllm \(got 'even'\)"):
+        per_1x32_f8_quant(torch.ones(2, 32), rule="even")
+
+
+@listed(
+    ("rule", "top", "scale", "value"),
+    [
+        ("rceil", 448.0, 1.0, 448.0), ("floor", 448.0, 1.0, 448.0), ("vllm", 448.0, 256.0, 448.0),
+        ("rceil", 500.0, 2.0, 512.0), ("floor", 500.0, 1.0, 448.0), ("vllm", 500.0, 256.0, 512.0),
+        ("rceil", 256.0, 1.0, 256.0), ("floor", 256.0, 1.0, 256.0), ("vllm", 256.0, 256.0, 256.0),
+        ("rceil", 2.0**127, 2.0**119, 2.0**127), ("floor", 2.0**127, 2.0**119, 2.0**127), ("vllm", 2.0**127, 2.0**127, 2.0**127),
+        ("floor", 2.0**-130, 2.0**-127, 2.0**-130), ("vllm", 2.0**-130, 2.0**-127, 2.0**-130),
+    ],
+)  # fmt: skip
+def test_the_three_rules(rule, top, scale, value):
+    """Only floor saturates, above 448 of 2^8; only vllm leaves the large values of fp8 unused."""
+    q, found = per_1x32_f8_quant(torch.full((1, 32), top), rule=rule)
+    assert float(found.float()) == scale
+    assert dequant_1x32(q, found, torch.float64).unique().tolist() == [value]
+
+
+def test_the_rules_agree_on_what_values_stand_for():
+    """Their bytes differ, and their errors are alike: so weights are compared dequantised."""
+    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
+    found = {rule: per_1x32_f8_quant(x, rule=rule) for rule in ("rceil", "floor", "vllm")}
+    for q, scale in found.values():
+        assert 0.02 < float((dequant_1x32(q, scale) - x).norm() / x.norm()) < 0.035
+    assert not any(torch.equal(found[rule][0].view(torch.uint8), found["rceil"][0].view(torch.uint8)) for rule in ("floor", "vllm"))
+
+
+@listed("rule", ["floor", "vllm"])
+def test_groups_of_the_other_rules(rule):
+    """A zero group reads back as zero, one with an infinity or a NaN as NaN."""
+    x = torch.ones(1, 96)
+    x[0, :32], x[0, 40], x[0, 70] = 0.0, math.inf, math.nan
+    back = dequant_1x32(*per_1x32_f8_quant(x, rule=rule))
+    assert not back[0, :32].any() and back[0, 32:].isnan().all()

@@ -8,7 +8,15 @@ import io
 import pytest
 import torch
 from tunedgemm.errors import OperandError
-from tunedgemm.ops.formats.scales import E8M0, ShuffledScale, as_shuffled_scale, shuffle_scale, unshuffle_scale
+from tunedgemm.ops.formats.scales import (
+    E8M0,
+    ShuffledScale,
+    as_shuffled_scale,
+    shuffle_scale,
+    swizzle_scale,
+    unshuffle_scale,
+    unswizzle_scale,
+)
 from tunedgemm.ops.formats.shuffle import plain_weight
 from tunedgemm.ops.formats.tensor_bytes import duplicate
 from tunedgemm.testing.listed import listed
@@ -128,3 +136,38 @@ def test_shuffled_scales_match_aiters_order(size: tuple[int, int]):
         assert torch.equal(shuffle_scale(scale.view(dtype).unsqueeze(0)).view(torch.uint8), by_tiles(scale))
         back = unshuffle_scale(shuffled, *size)
         assert back.dtype == dtype and back.is_contiguous() and torch.equal(back.view(torch.uint8), scale)
+
+
+@listed(("rows", "groups"), [(1, 1), (31, 3), (128, 4), (129, 5), (260, 9), (0, 4), (8, 8), (9, 2)])
+@listed("dtype", [torch.uint8, E8M0, torch.float8_e4m3fn])
+def test_tiles_against_their_byte_offsets(rows: int, groups: int, dtype: torch.dtype):
+    """Each scale is at the offset that cuBLASLt and FlashInfer document; padding is zero."""
+    plain = torch.arange(1, rows * groups + 1).remainder(250).add(1).to(torch.uint8).view(rows, groups)
+    offsets = {
+        "128x4": lambda r, c, wide: ((r // 128) * (wide // 4) + c // 4) * 512 + (r % 32) * 16 + ((r % 128) // 32) * 4 + c % 4,
+        "8x4": lambda r, c, wide: ((r // 8) * (wide // 4) + c // 4) * 32 + (r % 8) * 4 + c % 4,
+    }
+    for order, high in (("128x4", 128), ("8x4", 8)):
+        tiles, wide = swizzle_scale(plain.view(dtype), order), -(-groups // 4) * 4
+        assert (tiles.shape, tiles.dtype) == ((-(-rows // high) * high, wide), dtype) and tiles.is_contiguous()
+        wanted = torch.zeros(tiles.numel(), dtype=torch.uint8)
+        for r in range(rows):
+            for c in range(groups):
+                wanted[offsets[order](r, c, wide)] = plain[r, c]
+        assert torch.equal(tiles.view(torch.uint8).flatten(), wanted)
+        for given in (tiles, tiles.flatten()):
+            assert torch.equal(unswizzle_scale(given, rows, groups, order).view(torch.uint8), plain)
+
+
+def test_tiles_that_are_refused():
+    """Another order, dtype or size is named with what would do."""
+    leading = swizzle_scale(torch.ones(2, 3, 4, dtype=torch.uint8))
+    assert torch.equal(leading, swizzle_scale(torch.ones(6, 4, dtype=torch.uint8)))
+    with pytest.raises(OperandError, match=r"scale_order must be 128x4 or 8x4 \(got 'row'\); row-major scales need no swizzle"):
+        swizzle_scale(torch.ones(2, 4, dtype=torch.uint8), "row")
+    with pytest.raises(OperandError, match=r"must be \[\.\.\., groups\] \(got \(4,\)\)"):
+        swizzle_scale(torch.ones(4, dtype=torch.uint8))
+    with pytest.raises(OperandError, match=r"scales in tiles are torch\.float8_e8m0fnu or torch\.uint8 \(got torch\.float32\)"):
+        swizzle_scale(torch.ones(2, 4))
+    with pytest.raises(OperandError, match=r"128x4 scales of \[129, 4\] must be \[256, 4\] \(got \(128, 4\)\)"):
+        unswizzle_scale(leading, 129, 4)

@@ -1,4 +1,4 @@
-"""Shuffled scales: the order of e8m0 scales that AITER's kernels read, and transposed scales."""
+"""Orders of scales: e8m0 scales that AITER's kernels read, tiles for NVIDIA's, transposed ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from tunedgemm.errors import OperandError
 from tunedgemm.ops.layout import note_order
-from tunedgemm.ops.scale_order import E8M0_TILE, SHUFFLED
+from tunedgemm.ops.scale_order import E8M0_TILE, SHUFFLED, SWIZZLED, TILE_COLUMNS, TILE_ROWS, swizzled_sizes
 
 E8M0 = torch.float8_e8m0fnu
 #: The e8m0 byte of scale 1.
@@ -208,6 +208,56 @@ def unshuffle_scale(scale: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
         )
     tiles = plain.reshape(plain.shape[0] // 32, plain.shape[1] // 8, 4, 16, 2, 2)
     return tiles.permute(0, 5, 3, 1, 4, 2).reshape(plain.shape)[:rows, :cols].contiguous().view(scale.dtype)
+
+
+def swizzle_scale(scale: torch.Tensor, scale_order: str = SWIZZLED) -> torch.Tensor:
+    """Copy mxfp8 or nvfp4 scales to the tiles that NVIDIA's kernels read, padded with zeros.
+
+    With C padded columns, scale (r, c) of ``128x4`` moves to offset ``((r // 128) * (C // 4) +
+    c // 4) * 512 + (r % 32) * 16 + (r % 128) // 32 * 4 + c % 4``, of ``8x4`` to
+    ``((r // 8) * (C // 4) + c // 4) * 32 + (r % 8) * 4 + c % 4``.
+
+    Args:
+        scale: [..., groups] of e8m0, e4m3fn or bytes; the leading dimensions are rows.
+        scale_order: ``128x4`` (cuBLASLt, torch's SWIZZLE_32_4_4) or ``8x4``.
+
+    Returns:
+        [rows rounded up to 128 or 8, groups rounded up to 4] of the same dtype.
+
+    Raises:
+        OperandError: another dtype, number of dimensions or order.
+    """
+    plain = _tileable(scale, scale_order)
+    if plain.dim() < 2:
+        raise OperandError(f"swizzle_scale: scale must be [..., groups] (got {tuple(scale.shape)})")
+    plain = plain.flatten(0, -2)
+    sizes, high = swizzled_sizes(scale_order, *plain.shape), TILE_ROWS[scale_order]
+    full = pad(plain, (0, sizes[1] - plain.shape[1], 0, sizes[0] - plain.shape[0]))
+    low = min(high, 32)
+    tiles = full.view(sizes[0] // high, high // low, low, sizes[1] // TILE_COLUMNS, TILE_COLUMNS)
+    return tiles.permute(0, 3, 2, 1, 4).reshape(full.shape).view(scale.dtype)
+
+
+def unswizzle_scale(scale: torch.Tensor, rows: int, groups: int, scale_order: str = SWIZZLED) -> torch.Tensor:
+    """Invert `swizzle_scale`: return contiguous row-major scales [rows, groups].
+
+    Raises:
+        OperandError: another dtype or order, or not the padded number of scales.
+    """
+    plain, sizes = _tileable(scale, scale_order), swizzled_sizes(scale_order, rows, groups)
+    if plain.numel() != sizes[0] * sizes[1]:
+        raise OperandError(f"unswizzle_scale: {scale_order} scales of [{rows}, {groups}] must be {list(sizes)} (got {tuple(scale.shape)})")
+    high = TILE_ROWS[scale_order]
+    low = min(high, 32)
+    tiles = plain.reshape(sizes[0] // high, sizes[1] // TILE_COLUMNS, low, high // low, TILE_COLUMNS)
+    return tiles.permute(0, 3, 2, 1, 4).reshape(sizes)[:rows, :groups].contiguous().view(scale.dtype)
+
+
+def _tileable(scale: torch.Tensor, scale_order: str) -> torch.Tensor:
+    """View one-byte scales as bytes; raise OperandError for another dtype or order."""
+    if scale_order not in TILE_ROWS:
+        raise OperandError(f"scale_order must be {' or '.join(TILE_ROWS)} (got {scale_order!r}); row-major scales need no swizzle")
+    return as_bytes(scale, scale.dtype if scale.dtype is torch.float8_e4m3fn else E8M0, "scales in tiles")
 
 
 def as_bytes(x: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
