@@ -45,6 +45,8 @@ if TYPE_CHECKING:  # what `__getattr__` returns, for type checkers and editors
     from tunedgemm.ops.formats.mxfp4 import as_fp4 as as_fp4
     from tunedgemm.ops.formats.mxfp4 import dequant_fp4 as dequant_fp4
     from tunedgemm.ops.formats.mxfp4 import per_1x32_f4_quant as per_1x32_f4_quant
+    from tunedgemm.ops.formats.mxfp8 import per_1x32_f8_quant as per_1x32_f8_quant
+    from tunedgemm.ops.formats.nvfp4 import per_1x16_f4_quant as per_1x16_f4_quant
     from tunedgemm.ops.formats.quant import dequant_blocks as dequant_blocks
     from tunedgemm.ops.formats.quant import dequant_rows as dequant_rows
     from tunedgemm.ops.formats.quant import per_1x128_quant as per_1x128_quant
@@ -54,13 +56,17 @@ if TYPE_CHECKING:  # what `__getattr__` returns, for type checkers and editors
     from tunedgemm.ops.formats.scales import ShuffledScale as ShuffledScale
     from tunedgemm.ops.formats.scales import as_shuffled_scale as as_shuffled_scale
     from tunedgemm.ops.formats.scales import shuffle_scale as shuffle_scale
+    from tunedgemm.ops.formats.scales import swizzle_scale as swizzle_scale
     from tunedgemm.ops.formats.scales import transposed_scale as transposed_scale
     from tunedgemm.ops.formats.scales import unshuffle_scale as unshuffle_scale
+    from tunedgemm.ops.formats.scales import unswizzle_scale as unswizzle_scale
     from tunedgemm.ops.formats.scales import untransposed_scale as untransposed_scale
     from tunedgemm.ops.formats.shuffle import ShuffledWeight as ShuffledWeight
     from tunedgemm.ops.formats.shuffle import as_shuffled as as_shuffled
     from tunedgemm.ops.formats.shuffle import shuffle_weight as shuffle_weight
     from tunedgemm.ops.formats.shuffle import unshuffle_weight as unshuffle_weight
+    from tunedgemm.ops.microscaled import gemm_a4w4_nvfp4 as gemm_a4w4_nvfp4
+    from tunedgemm.ops.microscaled import gemm_a8w8_mxfp8 as gemm_a8w8_mxfp8
     from tunedgemm.ops.moe_entry import fused_moe as fused_moe
     from tunedgemm.tuner import tune as tune
 
@@ -75,12 +81,17 @@ _HOME = {
     **dict.fromkeys(("convert", "refresh"), "tunedgemm.integrations.conversion"),
     **dict.fromkeys(("ShuffledWeight", "as_shuffled", "shuffle_weight", "unshuffle_weight"), "tunedgemm.ops.formats.shuffle"),
     **dict.fromkeys(("as_fp4", "dequant_fp4", "per_1x32_f4_quant"), "tunedgemm.ops.formats.mxfp4"),
+    "per_1x32_f8_quant": "tunedgemm.ops.formats.mxfp8",
+    "per_1x16_f4_quant": "tunedgemm.ops.formats.nvfp4",
     **dict.fromkeys(
         ("dequant_blocks", "dequant_rows", "per_1x128_quant", "per_block_quant", "per_tensor_quant", "pertoken_quant"),
         "tunedgemm.ops.formats.quant",
     ),
     **dict.fromkeys(
-        ("ShuffledScale", "as_shuffled_scale", "shuffle_scale", "transposed_scale", "unshuffle_scale", "untransposed_scale"),
+        (
+            "ShuffledScale", "as_shuffled_scale", "shuffle_scale", "swizzle_scale",
+            "transposed_scale", "unshuffle_scale", "unswizzle_scale", "untransposed_scale",
+        ),
         "tunedgemm.ops.formats.scales",
     ),
     **dict.fromkeys(("ActivationType", "QuantType"), "tunedgemm.ops.fmoe"),

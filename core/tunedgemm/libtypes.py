@@ -45,6 +45,8 @@ OF_AITERS_OPS = {
     "a4w4_blockscale": ("asm", "ck"),
     "a16w4_blockscale": (),
     "a16wn": (),
+    "a8w8_mxfp8": (),
+    "a4w4_nvfp4": (),
     "batched_bf16": ("ck",),
     "batched_a8w8": ("ck",),
     "fmoe": ("asm", "ck", "flydsl"),

@@ -380,7 +380,7 @@ def test_a_module_that_exits_is_a_reason(importable):
         ({"variables": ("mine_dir",)}, "variables must be names of capitals, digits and '_' (got 'mine_dir')"),
         ({"variables": ("MINE-DIR",)}, "variables must be names of capitals, digits and '_' (got 'MINE-DIR')"),
         ({"variables": "MINE_DIR"}, "variables must be a tuple of names (got 'MINE_DIR'); write ('MINE_DIR',)"),
-        ({"scale_orders": ("m_majer",)}, "scale_orders must be among row, m_major, m_major_padded, aiter32x8 (got 'm_majer')"),
+        ({"scale_orders": ("m_majer",)}, "scale_orders must be among row, m_major, m_major_padded, aiter32x8, 128x4, 8x4 (got 'm_majer')"),
         ({"rows": ("fmoe:ck",)}, "rows must be op:libtype of its ops and other libtypes (got 'fmoe:ck')"),
         ({"ops": ("a16w16", "a16w16")}, "ops must be a tuple of names (got ('a16w16', 'a16w16'))"),
         ({"contract": True}, "contract must be 1 (got True)"),

@@ -35,7 +35,7 @@ WORDS = {
     **dict.fromkeys(("bias", "scaleAB", "bpreshuffle", "use_g1u1", "doweight_stage1", "expert_parallel"), FLAGS),
     "scale": ["none", "tensor", "row", "block"],
     "layout": ["row", "aiter16x16", "aiter32x16", "aiter16x32", "columns128", "aiter16x16p8", "unknown"],
-    "scale_order": ["row", "m_major", "m_major_padded", "aiter32x8"],
+    "scale_order": ["row", "m_major", "m_major_padded", "aiter32x8", "128x4", "8x4"],
     "act_type": ["Silu", "Gelu", "Swiglu", "Situv2", "No"],
     "q_type": ["No", "per_Tensor", "per_Token", "per_1x32", "per_1x128", "per_128x128", "per_256x128"],
     "w_format": [*FORMATS, "unknown"],

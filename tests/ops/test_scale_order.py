@@ -11,7 +11,20 @@ from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.a8w8_blockscale import in_order
-from tunedgemm.ops.scale_order import equivalent_orders, order_of, scale_order, scale_strides, with_order
+from tunedgemm.ops.scale_order import (
+    FIELD,
+    canonical_order,
+    equivalent_orders,
+    field_of,
+    of_any_m,
+    order_of,
+    scale_order,
+    scale_strides,
+    stated_order,
+    swizzled_sizes,
+    with_order,
+)
+from tunedgemm.shape import Shape
 from tunedgemm.testing.fakes import fake_registry
 from tunedgemm.testing.listed import listed
 
@@ -132,6 +145,17 @@ class TestShape:
         assert [(scale_order(s), s.outdtype) for s in OP.equivalent_shapes(shape)] == [
             (order, outdtype) for order in ("m_major", "m_major_padded", "row") for outdtype in ("fp16", "bf16")
         ]
+
+
+@listed("order", ["128x4", "8x4"])
+def test_tiles_keep_their_order_at_every_m(order):
+    """No M makes scales in tiles equal to those of another order, so no row of another kind serves them."""
+    for m in (0, 1, 4, 5, 128):
+        for k in (32, 128, 512):
+            shape = Shape("a8w8_mxfp8", m, 64, k, "fp8_e4m3fn", "bf16", scale="block", extra={FIELD: order})
+            assert scale_order(shape) == field_of(shape) == order
+            assert canonical_order(shape) == shape and of_any_m(shape)[FIELD] == order and stated_order(shape) == {FIELD: order}
+    assert swizzled_sizes(order, 129, 5) == {"128x4": (256, 8), "8x4": (136, 8)}[order]
 
 
 class TestCalls:

@@ -67,7 +67,8 @@ def test_rows_of_every_op_have_bits_of_their_own(name: str) -> None:
 
 def test_operands_depend_on_no_generator() -> None:
     """Whatever the op draws, on any device and in any version of torch, all values are overwritten."""
-    for name in ("a16w16", "a8w8", "a8w8_blockscale", "a8w8_blockscale_bpreshuffle", "a4w4_blockscale", "batched_bf16", "fmoe", "a16wn"):
+    scaled_groups = ("a8w8_blockscale", "a8w8_blockscale_bpreshuffle", "a4w4_blockscale", "a8w8_mxfp8", "a4w4_nvfp4")
+    for name in ("a16w16", "a8w8", *scaled_groups, "batched_bf16", "fmoe", "a16wn"):
         op = op_named(name)
         other = attrs.evolve(op, make_inputs=lambda shape, device, seed, op=op: op.make_inputs(shape, device, seed + 1))
         for shape in distinct_shapes(name):

@@ -13,7 +13,7 @@ import pluggy
 from tunedgemm.backends import hookspecs
 from tunedgemm.errors import PluginError
 from tunedgemm.libtypes import ALIASES, ALL, GROUPS, STAND_INS
-from tunedgemm.ops.scale_order import E8M0_ORDERS, ORDERS
+from tunedgemm.ops.scale_order import E8M0_ORDERS, MX_ORDERS, ORDERS
 
 HOOKS = tuple(name for name, value in vars(hookspecs).items() if hasattr(value, "tunedgemm_spec"))
 REQUIRED = ("supports", "enumerate_solutions")
@@ -22,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*", re.ASCII)
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*", re.ASCII)
 #: Attribute of a function that `hookspecs.hookimpl` has marked.
 _MARK = f"{hookspecs.hookimpl.project_name}_impl"
-_ORDERS = tuple(dict.fromkeys((*ORDERS, *E8M0_ORDERS)))
+_ORDERS = tuple(dict.fromkeys((*ORDERS, *E8M0_ORDERS, *MX_ORDERS)))
 
 
 class Stated(Protocol):

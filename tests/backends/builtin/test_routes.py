@@ -22,7 +22,7 @@ from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO, error_ratio, worst_row_err
 
 QUANTISED = [name for name in builtin.backend.ops if name != "a16w16"]
 SHAPES = [shape for name in QUANTISED for shape in shapes_of(name)]
-H200 = Device("sm_90", 132, "nvidia-h200")
+H200, B200 = Device("sm_90", 132, "nvidia-h200"), Device("sm_100", 148, "nvidia-b200")
 
 
 class TestConformance(BackendConformance):
@@ -70,7 +70,7 @@ def test_listed_routes_bind_and_native_is_first():
 
 def test_all_routes_are_reached():
     """The examples reach every route of every op on one of the devices, so that all are tested."""
-    devices = (*DEVICES, H200)
+    devices = (*DEVICES, H200, B200)
     for name in QUANTISED:
         family = hooks.FAMILIES[name]
         met = {family.native(shape, device) for shape in shapes_of(name) for device in devices if shape.m}
@@ -107,7 +107,7 @@ def test_the_precision_of_float32_products_does_not_matter(cpu):
     """Quantised values are exact in TF32 and bf16, so lower float32 precision stays in tolerance."""
     faults, before = [], torch.get_float32_matmul_precision()
     try:
-        for name in ("a8w8", "a8w8_blockscale", "a4w4_blockscale", "a16w4_blockscale", "batched_a8w8"):
+        for name in ("a8w8", "a8w8_blockscale", "a4w4_blockscale", "a16w4_blockscale", "batched_a8w8", "a8w8_mxfp8", "a4w4_nvfp4"):
             shape = max((s for s in shapes_of(name) if s.outdtype == "bf16"), key=lambda s: math.prod((s.m, s.n, s.k)))
             operands, exact = plain_operands(shape)
             for setting, solution in itertools.product(("high", "medium"), hooks.enumerate_solutions(shape, cpu)):

@@ -15,7 +15,7 @@ from tunedgemm.device import Device, device_of
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops import op_named
-from tunedgemm.ops.scale_order import E8M0_ORDERS, M_MAJOR, M_MAJOR_PADDED
+from tunedgemm.ops.scale_order import E8M0_ORDERS, M_MAJOR, M_MAJOR_PADDED, TILE_ROWS
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 
@@ -24,7 +24,7 @@ backend = Backend(
     hooks,
     ops=tuple(hooks.FAMILIES),
     platforms=(Platform(("nvidia",), ran=("H200",)), Platform(("amd",)), Platform(("cpu",), ran=("x86-64",))),
-    scale_orders=(M_MAJOR, M_MAJOR_PADDED, *E8M0_ORDERS),
+    scale_orders=(M_MAJOR, M_MAJOR_PADDED, *E8M0_ORDERS, *TILE_ROWS),
 )
 
 

@@ -1,0 +1,281 @@
+"""a8w8_mxfp8, a4w4_nvfp4: ``out[..., N] = x[..., K] @ weight[N, K].T (+ bias[N])``, both scaled.
+
+A few elements of K share a scale on both sides: 32 an e8m0 scale in mxfp8, 16 an e4m3 scale in
+nvfp4, whose two global scales multiply the float32 accumulator. The formats are records, those of
+`tunedgemm.ops.weight_formats`. Scales are row-major or in tiles: a field of the shape
+(`tunedgemm.ops.scale_order`), which the sizes of scales do not tell.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from tunedgemm.errors import OperandError
+from tunedgemm.ops import quantised
+from tunedgemm.ops.domain import Domain
+from tunedgemm.ops.hot import BF16, hot, public
+from tunedgemm.ops.layout import plain_layout
+from tunedgemm.ops.op import Op, taken, unbiased
+from tunedgemm.ops.product import exact_dtype, exact_product
+from tunedgemm.ops.scale_order import FIELD, MX_ORDERS, ROW, SWIZZLED, field_of, stated_order, swizzled_sizes, with_order
+from tunedgemm.ops.schema import BIAS, MNK, Schema, Word
+from tunedgemm.ops.weight_formats import FORMATS, WeightFormat
+from tunedgemm.shape import Shape
+
+if TYPE_CHECKING:
+    import torch
+
+_FORMS = {"a8w8_mxfp8": FORMATS["mxfp8"], "a4w4_nvfp4": FORMATS["nvfp4"]}
+_MXFP8 = ("x", "weight", "x_scale", "w_scale", "bias?")
+_NVFP4 = ("x", "weight", "x_scale", "w_scale", "x_global_scale", "w_global_scale", "bias?")
+#: Largest global scale that multiplies: amax is the largest value of fp16. One that divides is
+#: larger wherever amax is below 110.
+_MOST = 65504 / 2688
+
+
+def form_of(op: str) -> WeightFormat:
+    """Return the format of both operands of an op."""
+    return _FORMS[op]
+
+
+def _shape_of(
+    op: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    *rest: torch.Tensor | None,
+    otype: torch.dtype | None = None,
+    scale_order: str | None = None,
+) -> Shape:
+    form, order = _FORMS[op], scale_order or ROW
+    for name, operand in (("x", x), ("weight", weight)):
+        quantised.check_dtype(op, name, operand, form.dtypes)
+    layout = plain_layout(op, weight)
+    quantised.check_matrices(op, x, weight)
+    m, n, k = quantised.rows_of(x), weight.shape[0], form.per * weight.shape[1]
+    bias = rest[-1] if len(rest) > 2 * form.has_global else None
+    bias_dtype = quantised.bias_dtype_of(op, bias, n, x.device)
+    out, epilogue = quantised.outdtype_of(op, otype), "bias" if bias_dtype else "none"
+    shape = with_order(Shape(op, m, n, k, form.dtypes[0], out, epilogue, bias_dtype, "block", layout), order)
+    if fault := _problem(shape):
+        raise OperandError(f"{op}: {fault}")
+    groups = k // form.groups[0]
+    _check_scale(op, "x_scale", x_scale, order, ((m, groups), (*x.shape[:-1], groups)), x.device)
+    _check_scale(op, "w_scale", w_scale, order_of_weight(order), ((n, groups),), x.device)
+    if form.has_global:
+        for name, scale in zip(_NVFP4[4:6], rest, strict=False):
+            _check_global(op, name, scale, x.device)
+    return shape
+
+
+def order_of_weight(order: str) -> str:
+    """Return the order of w_scale for a field ``scale_order``: 8x4 is of x alone."""
+    return order if order == ROW else SWIZZLED
+
+
+def _check_scale(op: str, name: str, scale: torch.Tensor, order: str, row: tuple[tuple[int, ...], ...], device: torch.device) -> None:
+    """Check a scale in its order; *row* are its sizes in row-major order."""
+    sizes = row
+    if order != ROW:
+        high, wide = swizzled_sizes(order, *row[0])
+        sizes = (high, wide), (high * wide,)
+    quantised.check_dtype(op, name, scale, _FORMS[op].scale)
+    try:
+        quantised.check_scale(op, name, scale, sizes, _FORMS[op].scale, device)
+    except OperandError as error:
+        other = "swizzle_scale(s) of row-major scales" if order != ROW else f"scale_order={SWIZZLED!r} for scales in tiles"
+        raise OperandError(f"{error} for scale_order={order!r}; pass {other}") from None
+    if order != ROW and not scale.is_contiguous():
+        raise OperandError(f"{op}: {name} in tiles must be contiguous (got strides {scale.stride()}); pass {name}.contiguous()")
+
+
+def _check_global(op: str, name: str, scale: torch.Tensor | None, device: torch.device) -> None:
+    """Check a global scale; on a CPU its value, too. A GPU's would have to be waited for."""
+    import torch
+
+    if scale is None:
+        raise OperandError(f"{op}: {name} must be one float32 value (got None); pass amax / 2688, or 1 for one level of scales")
+    quantised.check_scale(op, name, scale, ((), (1,)), ("fp32",), device)
+    if device.type == "cpu" and scale.__class__ in (torch.Tensor, torch.nn.Parameter) and (value := float(scale.detach())) > _MOST:
+        raise OperandError(
+            f"{op}: {name}: it multiplies, amax / 2688, and must be at most {_MOST:.4g} (got {value:g}); "
+            "pass the reciprocal of a scale that divides, as quantisers of vLLM and FlashInfer take"
+        )
+
+
+def _problem(shape: Shape) -> str:
+    """Return why a shape of known dtypes is impossible; "" if it is valid."""
+    if shape.k % (group := _FORMS[shape.op].groups[0]):
+        return f"K must be a multiple of {group}, which share a scale (got K={shape.k}); pad both operands with zeros"
+    order = field_of(shape)
+    return "" if order in MX_ORDERS else f"{FIELD} must be {' or '.join(MX_ORDERS)} (got {order})"
+
+
+def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
+    """Draw both operands quantised, with scales in their orders, and the shape's bias [n]."""
+    import torch
+
+    from tunedgemm.ops.formats.mxfp8 import per_1x32_f8_quant
+    from tunedgemm.ops.formats.nvfp4 import per_1x16_f4_quant
+
+    generator, form = torch.Generator(device).manual_seed(seed), _FORMS[shape.op]
+    quantise: Any = per_1x16_f4_quant if form.has_global else per_1x32_f8_quant
+    x, weight = (quantise(quantised.draw(rows, shape.k, form.groups[0], generator)) for rows in (shape.m, shape.n))
+    scales = _in_tiles(x[1], field_of(shape)), _in_tiles(weight[1], order_of_weight(field_of(shape)))
+    return x[0], weight[0], *scales, *x[2:], *weight[2:], *quantised.draw_bias(shape, generator)
+
+
+def _in_tiles(scale: torch.Tensor, order: str) -> torch.Tensor:
+    from tunedgemm.ops.formats.scales import swizzle_scale
+
+    return scale if order == ROW else swizzle_scale(scale, order)
+
+
+def in_rows(shape: Shape, scale: torch.Tensor, order: str, rows: int) -> torch.Tensor:
+    """Return scales of an order as row-major [rows, groups]."""
+    from tunedgemm.ops.formats.scales import unswizzle_scale
+
+    groups = shape.k // _FORMS[shape.op].groups[0]
+    return scale.reshape(rows, groups) if order == ROW else unswizzle_scale(scale, rows, groups, order)
+
+
+def decoded(shape: Shape, operands: tuple[Any, ...], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return x [m, k] and the weight [n, k], each value times its scale, without global scales."""
+    from tunedgemm.ops.formats.weight_only import Weight, decode
+
+    (x, weight, x_scale, w_scale), order, form = operands[:4], field_of(shape), _FORMS[shape.op]
+    left = Weight(x.reshape(shape.m, shape.k // form.per), in_rows(shape, x_scale, order, shape.m))
+    right = Weight(weight, in_rows(shape, w_scale, order_of_weight(order), shape.n))
+    return decode(form, left, dtype), decode(form, right, dtype)
+
+
+def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
+    """Compute the exact product of the decoded operands, with global scales and the bias."""
+    wide = exact_dtype(shape.m, shape.n, shape.k)
+    out = exact_product(*decoded(shape, operands, wide), wide)
+    for scale in operands[4:6] if _FORMS[shape.op].has_global else ():
+        out = out.mul_(scale.to(wide))
+    return out.add_(operands[-1].to(wide).reshape(1, -1)) if shape.bias else out
+
+
+def _some_rows(shape: Shape, operands: tuple[Any, ...], indices: torch.Tensor) -> tuple[Any, ...]:
+    import torch
+
+    x, weight, x_scale, *rest = operands
+    order, bytes_ = field_of(shape), torch.uint8
+    rows = taken(x.view(bytes_).reshape(shape.m, x.shape[-1]), indices).view(x.dtype)
+    scales = taken(in_rows(shape, x_scale, order, shape.m).view(bytes_), indices).view(x_scale.dtype)
+    return rows, weight, _in_tiles(scales, order), *rest
+
+
+def _bytes_moved(shape: Shape) -> int:
+    """Count the bytes of each operand and the output once; padding of tiles does not count."""
+    form = _FORMS[shape.op]
+    return quantised.bytes_moved(shape, (shape.m + shape.n) * (shape.k // form.groups[0]) * 8 + 64 * form.has_global)
+
+
+def gemm_a8w8_mxfp8(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype | None = BF16,
+    *,
+    scale_order: str | None = None,
+) -> torch.Tensor:
+    """Compute ``x[..., K] @ weight[N, K].T (+ bias)`` in mxfp8 by the solution the tables choose.
+
+    Args:
+        x, weight: activations [..., K] (M rows in all) and weight [N, K] in fp8 e4m3fn.
+        x_scale, w_scale: one e8m0 scale per 32 elements of K, float8_e8m0fnu or uint8: [M, K/32]
+            and [N, K/32], or from `swizzle_scale`.
+        bias: [N] or [1, N] in bf16, fp16 or fp32, or absent.
+        dtype: output dtype: bf16, fp16 or fp32; None for bf16.
+        scale_order: ``row``, the default; ``128x4`` for scales in tiles of cuBLASLt; ``8x4`` for
+            x_scale in tiles of 8x4 and w_scale in tiles of 128x4.
+
+    Returns:
+        A new tensor [..., N].
+
+    Raises:
+        OperandError: mismatched shapes, dtypes or devices.
+    """
+    return hot(x, weight, x_scale, w_scale, bias, scale_order, dtype)
+
+
+def gemm_a4w4_nvfp4(  # noqa: PLR0913, PLR0917 - the op's operands
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    x_global_scale: torch.Tensor,
+    w_global_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype | None = BF16,
+    *,
+    scale_order: str | None = None,
+) -> torch.Tensor:
+    """Compute ``x[..., K] @ weight[N, K].T (+ bias)`` in nvfp4 by the solution the tables choose.
+
+    Args:
+        x, weight: activations [..., K/2] (M rows in all) and weight [N, K/2], float4_e2m1fn_x2 or
+            uint8, the even element in the low nibble.
+        x_scale, w_scale: one float8_e4m3fn scale, not negative, per 16 elements of K: [M, K/16]
+            and [N, K/16], or from `swizzle_scale`.
+        x_global_scale, w_global_scale: one float32 value each, which multiplies the product
+            (decode convention, amax / 2688); 1 for the one-level format.
+        bias, dtype, scale_order: as for `gemm_a8w8_mxfp8`.
+
+    Returns:
+        A new tensor [..., N].
+
+    Raises:
+        OperandError: mismatched shapes, dtypes or devices, or, on a CPU, a global scale that
+            divides.
+    """
+    return hot(x, weight, x_scale, w_scale, x_global_scale, w_global_scale, bias, scale_order, dtype)
+
+
+def _op(name: str, function: Any, operands: tuple[str, ...]) -> Op:
+    form, order = _FORMS[name], Word(FIELD, FIELD, ROW, spare=True, allowed=MX_ORDERS)
+    schema = Schema({"op": name, "dtype": form.dtypes[0], "scale": "block"}, key=MNK, own=(quantised.OUTDTYPE, BIAS, order))
+    example, group = quantised.example_of(schema), form.groups[0]
+    domain = Domain(form.dtypes[:1], quantised.OUTDTYPES, quantised.BIAS_DTYPES, ("block",), optional=(FIELD,), further=_problem)
+    return quantised.product_op(
+        schema,
+        f"AITER_CONFIG_GEMM_{name.upper()}",
+        values=("libtype", "kernelName", "splitK", "us", "tflops", "bw", "errRatio"),  # none of AITER's files has these
+        operands=operands,
+        weights=(1, *(index for index, word in enumerate(operands) if word.startswith(("w_", "bias")))),
+        shape_of=functools.partial(_shape_of, name),
+        make_inputs=_make_inputs,
+        reference=_reference,
+        bytes_moved=_bytes_moved,
+        fields=stated_order,
+        problem=domain.problem,
+        unbiased=unbiased,
+        some_rows=_some_rows,
+        examples=lambda: (
+            example(1, 256, 512),
+            example(127, 64, 96),  # a prime M
+            example(33, 131, 3 * group, bias="True"),  # a ragged N
+            example(5, 96, group, outdtype="fp32"),  # one group of K
+            example(6, 130, 5 * group, bias="True", outdtype="fp32"),
+            example(24, 48, 320, bias="True", outdtype="fp16"),
+            example(130, 144, 320, scale_order=SWIZZLED),  # more rows than one tile
+            example(7, 257, 128, scale_order=SWIZZLED, outdtype="fp32"),
+            example(9, 48, 7 * group, scale_order="8x4", bias="True"),
+            example(0, 256, 512),  # an empty batch
+            example(0, 48, 96, scale_order=SWIZZLED),
+        ),
+        large=lambda: tuple(example(*sizes, scale_order=SWIZZLED) for sizes in ((16, 4096, 4096), (1024, 6144, 4096), (4099, 2112, 1408))),
+        functions=(function.__name__,),
+        entry=public(function, operands, (FIELD,)),
+    )
+
+
+mxfp8 = _op("a8w8_mxfp8", gemm_a8w8_mxfp8, _MXFP8)
+nvfp4 = _op("a4w4_nvfp4", gemm_a4w4_nvfp4, _NVFP4)

@@ -1,0 +1,309 @@
+"""a8w8_mxfp8 and a4w4_nvfp4: shapes, columns, reference, and products that are exact by construction."""
+
+import math
+import re
+
+import pytest
+import torch
+from tunedgemm.dispatch.tuned_gemm import TunedGemm
+from tunedgemm.errors import OperandError, ShapeError
+from tunedgemm.ops import op_named
+from tunedgemm.ops.formats.mxfp8 import dequant_1x32, per_1x32_f8_quant
+from tunedgemm.ops.formats.nvfp4 import per_1x16_f4_quant
+from tunedgemm.ops.formats.scales import E8M0, swizzle_scale
+from tunedgemm.ops.scale_order import MX_ORDERS
+from tunedgemm.shape import Shape
+from tunedgemm.table.csvfile import infer_op
+from tunedgemm.testing.listed import listed
+from tunedgemm.tuner.accuracy import worst_row_error
+
+CPU = torch.device("cpu")
+MXFP8, NVFP4 = op_named("a8w8_mxfp8"), op_named("a4w4_nvfp4")
+FP8, BYTE, ONE = torch.float8_e4m3fn, torch.uint8, torch.ones(())
+NAMES = ("a8w8_mxfp8", "a4w4_nvfp4")
+
+
+def shape(op, m, n, k, **fields):
+    dtype = "fp8_e4m3fn" if op == "a8w8_mxfp8" else "fp4x2"
+    return Shape(op, m, n, k, dtype, **{"outdtype": "bf16", "scale": "block", **fields})
+
+
+def zeros(*sizes, dtype=BYTE):
+    return torch.zeros(*sizes, dtype=BYTE).view(dtype)
+
+
+def operands_of(op, x, weight, x_scale, w_scale, order="row"):
+    """Operands of values that both formats hold, with scales that both hold, in an order."""
+    scale_dtype = E8M0 if op == "a8w8_mxfp8" else FP8
+    scales = [scale.to(scale_dtype) for scale in (x_scale, w_scale)]
+    if order != "row":
+        scales = [swizzle_scale(scales[0], order), swizzle_scale(scales[1])]
+    if op == "a8w8_mxfp8":
+        return x.to(FP8), weight.to(FP8), *scales
+    return codes(x), codes(weight), *scales, ONE, ONE
+
+
+def codes(values):
+    """Pack values of e2m1 by their table, the even element in the low nibble."""
+    table = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    found = (values.abs()[..., None] == table).to(BYTE).argmax(-1).to(BYTE) | (values.signbit().to(BYTE) << 3)
+    return found[..., ::2] | (found[..., 1::2] << 4)
+
+
+def product(op, *operands, **keywords):
+    return getattr(TunedGemm(), f"gemm_{op}")(*operands, **keywords)
+
+
+class TestShapeOf:
+    """From the operands of a call to its shape."""
+
+    @listed(
+        ("order", "x_scale", "w_scale"),
+        [
+            (None, (6, 2), (9, 2)), (None, (2, 3, 2), (9, 2)), ("row", (6, 2), (9, 2)), ("128x4", (128, 4), (128, 4)),
+            ("128x4", (512,), (512,)), ("8x4", (8, 4), (128, 4)), ("8x4", (32,), (128, 4)),
+        ],
+    )  # fmt: skip
+    def test_scales_in_each_order(self, order, x_scale, w_scale):
+        """The order is as stated, row-major without; tiles may be flat, as FlashInfer's are."""
+        extra = {} if order in (None, "row") else {"scale_order": order}
+        x, weight = zeros(2, 3, 64, dtype=FP8), zeros(9, 64, dtype=FP8)
+        found = MXFP8.shape_of(x, weight, zeros(*x_scale), zeros(*w_scale), torch.ones(9), otype=torch.float32, scale_order=order)
+        assert found == shape("a8w8_mxfp8", 6, 9, 64, outdtype="fp32", epilogue="bias", bias_dtype="fp32", extra=extra)
+        x, weight, factors = zeros(2, 3, 16), zeros(9, 16), (torch.ones(1), ONE)
+        found = NVFP4.shape_of(x, weight, zeros(*x_scale, dtype=FP8), zeros(*w_scale, dtype=FP8), *factors, scale_order=order)
+        assert found == shape("a4w4_nvfp4", 6, 9, 32, extra=extra)
+
+    @listed(
+        ("changed", "message"),
+        [
+            ({"x": zeros(2, 64)}, "x must be torch.float8_e4m3fn (got torch.uint8)"),
+            ({"weight": zeros(9, 64, dtype=FP8).float()}, "weight must be torch.float8_e4m3fn (got torch.float32)"),
+            ({"weight": zeros(9, 32, dtype=FP8)}, "the last dimension of x must equal that of the [N, K] weight"),
+            ({"x": zeros(2, 48, dtype=FP8), "weight": zeros(9, 48, dtype=FP8)}, "K must be a multiple of 32, which share a scale (got K"),
+            ({"x_scale": zeros(2, 4)}, "x_scale must be [2, 2], torch.float8_e8m0fnu, torch.uint8 on cpu (got (2, 4)"),
+            ({"x_scale": zeros(128, 4)}, "torch.uint8 on cpu) for scale_order='row'; pass scale_order='128x4' for scales in tiles"),
+            ({"w_scale": torch.ones(9, 2)}, "w_scale must be torch.float8_e8m0fnu, torch.uint8 (got torch.float32)"),
+            ({"scale_order": "128x4"}, "x_scale must be [128, 4] or [512]"),
+            ({"scale_order": "128x4", "x_scale": zeros(128, 4)}, "w_scale must be [128, 4] or [512]"),
+            ({"scale_order": "8x4"}, "for scale_order='8x4'; pass swizzle_scale(s) of row-major scales"),
+            ({"scale_order": "128x4", "x_scale": zeros(4, 128).t()}, "x_scale in tiles must be contiguous (got strides (1, 128)); pass"),
+            ({"scale_order": "aiter32x8"}, "scale_order must be row or 128x4 or 8x4 (got aiter32x8)"),
+            ({"bias": torch.ones(8)}, "bias must be [9] or [1, 9]"),
+            ({"otype": torch.float64}, "the output must be one of"),
+        ],
+    )  # fmt: skip
+    def test_operands_that_do_not_fit(self, changed, message):
+        """Each error names the op, the operand, the given value and the valid one."""
+        given = {"x": zeros(2, 64, dtype=FP8), "weight": zeros(9, 64, dtype=FP8), "x_scale": zeros(2, 2), "w_scale": zeros(9, 2)} | changed
+        operands = [given.pop(name) for name in ("x", "weight", "x_scale", "w_scale", "bias") if name in given]
+        with pytest.raises(OperandError, match=f"^a8w8_mxfp8: .*{re.escape(message)}"):
+            MXFP8.shape_of(*operands, **given)
+
+    @listed(
+        ("place", "value", "message"),
+        [
+            (4, None, "x_global_scale must be one float32 value (got None); pass amax / 2688, or 1 for one level"),
+            (4, torch.ones(2), "x_global_scale must be [] or [1], torch.float32"),
+            (5, torch.ones(()).double(), "w_global_scale must be torch.float32 (got torch.float64)"),
+            (
+                4,
+                torch.tensor(2688 / 100.0),
+                "x_global_scale: it multiplies, amax / 2688, and must be at most 24.37 (got 26.88); pass the recip",
+            ),
+            (
+                5,
+                torch.tensor(2688 / 3.0),
+                "w_global_scale: it multiplies, amax / 2688, and must be at most 24.37 (got 896); pass the",
+            ),
+            (2, zeros(2, 2), "x_scale must be torch.float8_e4m3fn (got torch.uint8)"),
+            (0, zeros(2, 12), "the last dimension of x"),
+        ],
+    )
+    def test_operands_of_nvfp4_that_do_not_fit(self, place, value, message):
+        """A global scale that divides is refused, where its value shows that."""
+        operands = [zeros(2, 16), zeros(9, 16), zeros(2, 2, dtype=FP8), zeros(9, 2, dtype=FP8), ONE, ONE]
+        operands[place] = value
+        with pytest.raises(OperandError, match=f"^a4w4_nvfp4: .*{re.escape(message)}"):
+            NVFP4.shape_of(*operands)
+
+    def test_global_scales_without_values(self):
+        """Fake tensors and other devices have no value to read; large data have scales above 1."""
+        meta = [operand.to("meta") for operand in (zeros(2, 16), zeros(9, 16), zeros(2, 2, dtype=FP8), zeros(9, 2, dtype=FP8), ONE, ONE)]
+        assert NVFP4.shape_of(*meta) == shape("a4w4_nvfp4", 2, 9, 32)
+        NVFP4.shape_of(zeros(2, 16), zeros(9, 16), zeros(2, 2, dtype=FP8), zeros(9, 2, dtype=FP8), torch.tensor(20.0), ONE)
+
+
+class TestColumns:
+    """From a row of a table to a shape, and back."""
+
+    @listed("op", [MXFP8, NVFP4])
+    def test_rows(self, op, tmp_path):
+        """A row holds the order of scales unless it is row-major; the file's name tells the op."""
+        row = {"M": "1", "N": "512", "K": "128", "bias": "True", "scale_order": "8x4"}
+        found = op.columns.parse(row)
+        assert found == shape(op.name, 1, 512, 128, epilogue="bias", bias_dtype="bf16", extra={"scale_order": "8x4"})
+        assert {name: text for name, text in op.columns.format(found).items() if text} == row
+        assert op.columns.format(op.columns.parse({**row, "scale_order": "row"}))["scale_order"] == ""
+        path = tmp_path / op.columns.tuned_file
+        path.write_text(",".join(("gfx", "cu_num", *op.columns.key, *op.columns.values)) + "\n")
+        assert infer_op([path]) is op
+
+    @listed(
+        ("cells", "message"),
+        [
+            ({"K": "72"}, "K must be a multiple of 32, which share a scale (got K=72)"),
+            ({"scale_order": "m_major"}, "column 'scale_order' must be one of row, 128x4, 8x4"),
+        ],
+    )
+    def test_rows_that_no_call_asks_for(self, cells, message):
+        """The message has the field, its value and what would fit."""
+        with pytest.raises(ShapeError, match=re.escape(message)):
+            MXFP8.columns.parse({"M": "1", "N": "9", "K": "96", **cells})
+
+    def test_bytes_moved(self):
+        """Operands, scales and global scales count once; padding of tiles does not."""
+        for order in MX_ORDERS:
+            extra = {} if order == "row" else {"scale_order": order}
+            assert MXFP8.bytes_moved(shape("a8w8_mxfp8", 2, 9, 64, extra=extra)) == 11 * 64 + 11 * 2 + 2 * 18
+            assert NVFP4.bytes_moved(shape("a4w4_nvfp4", 2, 9, 64, extra=extra)) == 11 * 32 + 11 * 4 + 8 + 2 * 18
+
+
+def constructions(m, n, k, group):
+    """Six pairs of operands whose products bf16 holds: (what, x, weight, x_scale, w_scale, product)."""
+    ones, by_x, by_w = torch.ones, torch.ones(m, k // group), torch.ones(n, k // group)
+    plain, row, column = torch.full((m, n), float(k)), torch.full((m, n), float(k)), torch.full((m, n), float(k))
+    row[1] += group
+    column[:, 1] += group
+    x, weight, more_x, more_w = ones(m, k), ones(n, k), by_x.clone(), by_w.clone()
+    x[1, :group], weight[1, :group], more_x[1, 0], more_w[1, 0] = 2, 2, 2, 2
+    yield "identity", torch.eye(m, k), torch.eye(n, k), by_x, by_w, torch.eye(m, k) @ torch.eye(n, k).t()
+    yield "ones", ones(m, k), ones(n, k), by_x, by_w, plain
+    yield "a block of x doubled", x, ones(n, k), by_x, by_w, row
+    yield "a block of the weight doubled", ones(m, k), weight, by_x, by_w, column
+    yield "a scale of x doubled", ones(m, k), ones(n, k), more_x, by_w, row
+    yield "a scale of the weight doubled", ones(m, k), ones(n, k), by_x, more_w, column
+
+
+@listed("order", list(MX_ORDERS))
+@listed("op", list(NAMES))
+@listed(("m", "k", "n"), [(65, 96, 112), (257, 64, 48), (2, 1024, 128), (31, 32, 130)])
+def test_constructions_are_exact(m, k, n, op, order):
+    """Torch's six constructions are bit-exact, so no value, nibble or scale is in another place."""
+    for what, x, weight, x_scale, w_scale, wanted in constructions(m, n, k, 32 if op == "a8w8_mxfp8" else 16):
+        operands = operands_of(op, x, weight, x_scale, w_scale, order)
+        for dtype in (torch.bfloat16, torch.float32):
+            out = product(op, *operands, dtype=dtype, scale_order=order)
+            assert torch.equal(out, wanted.to(dtype)), what
+
+
+@listed("op", list(NAMES))
+def test_signs_and_fractions_are_exact(op):
+    """Small values of e2m1 with scales that are powers of two have exact products in float32."""
+    generator = torch.Generator().manual_seed(0)
+    group = 32 if op == "a8w8_mxfp8" else 16
+    table = torch.tensor([-6.0, -4.0, -3.0, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    values = [table[torch.randint(15, (rows, 128), generator=generator)] for rows in (5, 9)]
+    scales = [2.0 ** torch.randint(-3, 4, (rows, 128 // group), generator=generator) for rows in (5, 9)]
+    wide = [value.double() * scale.double().repeat_interleave(group, -1) for value, scale in zip(values, scales, strict=True)]
+    assert torch.equal(product(op, *operands_of(op, *values, *scales), dtype=torch.float32).double(), wide[0] @ wide[1].t())
+
+
+def noise(found, wanted):
+    return 20 * math.log10(float(wanted.norm() / (found.double() - wanted).norm()))
+
+
+@listed(
+    ("quantise", "op", "least"),
+    [
+        *((lambda x, rule=rule: per_1x32_f8_quant(x, rule=rule), "a8w8_mxfp8", 22) for rule in ("rceil", "floor", "vllm")),
+        (per_1x16_f4_quant, "a4w4_nvfp4", 15.8),
+        (lambda x: per_1x16_f4_quant(x / 1000, ONE), "a4w4_nvfp4", 15.8),
+    ],
+)
+def test_noise_against_the_unquantised_product(quantise, op, least):
+    """The floors of torch's tests hold for data of 1000: 22 dB for mxfp8, 15.8 dB for nvfp4."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(rows, 1024, generator=generator) * 1000 for rows in (65, 112))
+    (x_codes, x_scale, *x_global), (w_codes, w_scale, *w_global) = quantise(x), quantise(weight)
+    out = product(op, x_codes, w_codes, x_scale, w_scale, *x_global, *w_global, dtype=torch.float32)
+    wanted = x.double() @ weight.double().t()
+    wanted = wanted / 1e6 if x_global and float(x_global[0]) == 1 else wanted
+    assert noise(out, wanted) > least
+
+
+@listed("op", [MXFP8, NVFP4])
+def test_scales_of_other_rows_and_groups_change_the_result(op):
+    """With rolled scales the result is out of bounds; global scales and the bias act as stated."""
+    which = shape(op.name, 5, 48, 256, outdtype="fp32", epilogue="bias", bias_dtype="fp32")
+    operands = op.make_inputs(which, CPU, 0)
+    wanted, bound = op.reference(which, operands), op.tolerance(which).row_error
+    for place in (2, 3):
+        for dimension in (0, 1):
+            rolled = operands[place].view(BYTE).roll(1, dimension).view(operands[place].dtype)
+            wrong = op.reference(which, (*operands[:place], rolled, *operands[place + 1 :]))
+            assert worst_row_error(wrong, wanted) > bound
+    if op is NVFP4:
+        doubled = (*operands[:4], operands[4] * 2, operands[5] * 4, operands[6])
+        torch.testing.assert_close(op.reference(which, doubled), (wanted - operands[6]) * 8 + operands[6])
+
+
+@listed("op", [MXFP8, NVFP4])
+@listed("order", list(MX_ORDERS))
+def test_the_order_of_scales_changes_no_bits(op, order):
+    """Leading dimensions and any order of scales give the bits of the row-major call."""
+    group = 32 if op is MXFP8 else 16
+    x, weight, x_scale, w_scale, *rest = op.make_inputs(shape(op.name, 6, 24, 7 * group, epilogue="bias"), CPU, 0)
+    wanted = product(op.name, x, weight, x_scale, w_scale, *rest)
+    scales = (x_scale, w_scale) if order == "row" else (swizzle_scale(x_scale, order), swizzle_scale(w_scale))
+    out = product(op.name, x.view(BYTE).view(2, 3, -1).view(x.dtype), weight, *scales, *rest, scale_order=order)
+    assert out.shape == (2, 3, 24) and torch.equal(out.view(6, 24), wanted)
+
+
+def test_zero_and_nan_scales():
+    """A zero scale of nvfp4 gives exact zeros; a NaN scale spoils its row or column alone."""
+    x, weight, x_scale, w_scale, *rest = NVFP4.make_inputs(shape("a4w4_nvfp4", 4, 32, 64), CPU, 0)
+    assert not product("a4w4_nvfp4", x, weight, torch.zeros_like(x_scale.view(BYTE)).view(FP8), w_scale, *rest).any()
+    for op, nan in ((MXFP8, 255), (NVFP4, 127)):
+        x, weight, x_scale, w_scale, *rest = op.make_inputs(shape(op.name, 4, 32, 64), CPU, 0)
+        clean = product(op.name, x, weight, x_scale, w_scale, *rest)
+        for place, scale in enumerate((x_scale, w_scale)):
+            spoiled = scale.view(BYTE).clone()
+            spoiled[2, 1] = nan
+            scales = (spoiled.view(scale.dtype), w_scale) if place == 0 else (x_scale, spoiled.view(scale.dtype))
+            out = product(op.name, x, weight, *scales, *rest)
+            hit = torch.zeros_like(clean, dtype=torch.bool)
+            hit.select(place, 2).fill_(True)
+            assert out[hit].isnan().all() and torch.equal(out[~hit], clean[~hit])
+
+
+def test_extreme_scales_of_mxfp8():
+    """The reference is exact from 2^-127 to 2^127: a large scale and a small one cancel."""
+    x, weight, _, _ = MXFP8.make_inputs(shape("a8w8_mxfp8", 4, 32, 32), CPU, 0)
+    which = shape("a8w8_mxfp8", 4, 32, 32, outdtype="fp32")
+    plain = MXFP8.reference(which, (x, weight, torch.full((4, 1), 127, dtype=BYTE), torch.full((32, 1), 127, dtype=BYTE)))
+    for power in (0, 3, 246, 254):
+        scales = torch.full((4, 1), power, dtype=BYTE), torch.full((32, 1), 254 - power, dtype=BYTE)
+        assert torch.equal(MXFP8.reference(which, (x, weight, *scales)), plain)
+    scales = torch.full((4, 1), 8, dtype=BYTE), torch.full((32, 1), 246, dtype=BYTE)
+    torch.testing.assert_close(product("a8w8_mxfp8", x, weight, *scales, dtype=torch.float32).double(), plain)
+
+
+def test_a_global_scale_has_a_gradient():
+    """The operands have none; the product's derivative by a global scale is the product over it."""
+    x, weight, x_scale, w_scale, x_global, w_global = NVFP4.make_inputs(shape("a4w4_nvfp4", 3, 16, 64), CPU, 0)
+    x_global.requires_grad_()
+    out = product("a4w4_nvfp4", x, weight, x_scale, w_scale, x_global, w_global, dtype=torch.float32)
+    out.sum().backward()
+    torch.testing.assert_close(x_global.grad, (out.sum() / x_global).detach())
+
+
+def test_values_are_compared_dequantised():
+    """Weights of two rules differ in their bytes and give one product of values that neither rounds."""
+    weight = torch.full((16, 32), 448.0)
+    out = []
+    for rule in ("rceil", "vllm"):
+        codes_, scale = per_1x32_f8_quant(weight, rule=rule)
+        assert torch.equal(dequant_1x32(codes_, scale), weight)
+        out.append(product("a8w8_mxfp8", codes_[:3], codes_, scale[:3], scale))
+    assert torch.equal(*out)
