@@ -90,7 +90,6 @@ class TestShapeOf:
             ("gptq_int4", (ints(8, 9), ones(2, 9), None, ints(64)), "w_index: gptq_int4 has none (got (64,) torch.int32 on cpu); formats"),
             ("gptq_int4_order", (ints(8, 9), ones(2, 9)), "w_index: gptq_int4_order needs it (got None); pass the checkpoint's g_idx"),
             ("gptq_int4_order", (ints(8, 9), ones(3, 9), None, ints(64)), "of a sharded weight with act-order, keep the scales of all"),
-            ("gptq_int4_order", (ints(8, 9), ones(2, 9), None, ints(64) + 2), "w_index: groups must be from 0 to 1 (got 2 to 2); of a"),
         ],
     )  # fmt: skip
     def test_operands_that_do_not_fit(self, w_format, operands, message):
@@ -114,14 +113,17 @@ class TestShapeOf:
         with pytest.raises(OperandError, match=r"a16wn: K must be more than 8 \(got K=8\)"):
             OP.shape_of(X[:, :8], ints(1, 9), ones(1, 9), w_format="gptq_int4")
 
-    def test_a_global_scale_that_divides_is_refused(self):
-        """Its reciprocal multiplies; without data, as while a graph is traced, it is not read."""
-        codes, scale = torch.zeros(9, 32, dtype=torch.uint8), ones(9, 4, dtype=torch.float8_e4m3fn)
-        with pytest.raises(OperandError, match=r"w_global_scale: it multiplies, .* at most 1 \(got 896\); pass the reciprocal"):
-            OP.shape_of(X, codes, scale, None, None, torch.tensor(2688 / 3.0), w_format="nvfp4")
+    def test_values_are_checked_once_not_in_calls(self):
+        """A scale that divides, or an index of no group, is refused by `check_values`, never by a call."""
+        codes, scale, divides = torch.zeros(9, 32, dtype=torch.uint8), ones(9, 4, dtype=torch.float8_e4m3fn), torch.tensor(2688 / 3.0)
         with pytest.raises(OperandError, match="w_global_scale: nvfp4 needs it"):
             OP.shape_of(X, codes, scale, w_format="nvfp4")
-        check_values(None, torch.tensor(2.0, device="meta"), 1)
+        OP.shape_of(X, codes, scale, None, None, divides, w_format="nvfp4")
+        OP.shape_of(X, ints(8, 9), ones(2, 9), None, ints(64) + 2, w_format="gptq_int4_order")
+        with pytest.raises(OperandError, match=r"w_global_scale: it multiplies, .* at most 1 \(got 896\); pass the reciprocal"):
+            check_values(None, divides, 1)
+        with pytest.raises(OperandError, match=r"w_index: groups must be from 0 to 1 \(got 2 to 2\); of a sharded"):
+            check_values(ints(64) + 2, None, 2)
         check_values(None, torch.nn.Parameter(torch.tensor(1.0)), 1)  # read without torch's warning of a gradient
         check_values(ints(64) + 1, torch.tensor(3 / 2688), 2)
 

@@ -10,7 +10,8 @@ from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.formats.mxfp8 import dequant_1x32, per_1x32_f8_quant
 from tunedgemm.ops.formats.nvfp4 import per_1x16_f4_quant
-from tunedgemm.ops.formats.scales import E8M0, swizzle_scale
+from tunedgemm.ops.formats.scales import E8M0, shuffle_scale, swizzle_scale
+from tunedgemm.ops.microscaled import check_values
 from tunedgemm.ops.scale_order import MX_ORDERS
 from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import infer_op
@@ -88,7 +89,8 @@ class TestShapeOf:
             ({"scale_order": "128x4", "x_scale": zeros(128, 4)}, "w_scale must be [128, 4] or [512]"),
             ({"scale_order": "8x4"}, "for scale_order='8x4'; pass swizzle_scale(s) of row-major scales"),
             ({"scale_order": "128x4", "x_scale": zeros(4, 128).t()}, "x_scale in tiles must be contiguous (got strides (1, 128)); pass"),
-            ({"scale_order": "aiter32x8"}, "scale_order must be row or 128x4 or 8x4 (got aiter32x8)"),
+            ({"scale_order": "aiter32x8"}, "scale_order must be row or 128x4 or 8x4 (got 'aiter32x8')"),
+            ({"scale_order": ""}, "scale_order must be row or 128x4 or 8x4 (got '')"),
             ({"bias": torch.ones(8)}, "bias must be [9] or [1, 9]"),
             ({"otype": torch.float64}, "the output must be one of"),
         ],
@@ -106,32 +108,57 @@ class TestShapeOf:
             (4, None, "x_global_scale must be one float32 value (got None); pass amax / 2688, or 1 for one level"),
             (4, torch.ones(2), "x_global_scale must be [] or [1], torch.float32"),
             (5, torch.ones(()).double(), "w_global_scale must be torch.float32 (got torch.float64)"),
-            (
-                4,
-                torch.tensor(2688 / 100.0),
-                "x_global_scale: it multiplies, amax / 2688, and must be at most 24.37 (got 26.88); pass the recip",
-            ),
-            (
-                5,
-                torch.tensor(2688 / 3.0),
-                "w_global_scale: it multiplies, amax / 2688, and must be at most 24.37 (got 896); pass the",
-            ),
             (2, zeros(2, 2), "x_scale must be torch.float8_e4m3fn (got torch.uint8)"),
             (0, zeros(2, 12), "the last dimension of x"),
         ],
     )
     def test_operands_of_nvfp4_that_do_not_fit(self, place, value, message):
-        """A global scale that divides is refused, where its value shows that."""
+        """Each error names the op, the operand, the given value and the valid one."""
         operands = [zeros(2, 16), zeros(9, 16), zeros(2, 2, dtype=FP8), zeros(9, 2, dtype=FP8), ONE, ONE]
         operands[place] = value
         with pytest.raises(OperandError, match=f"^a4w4_nvfp4: .*{re.escape(message)}"):
             NVFP4.shape_of(*operands)
 
-    def test_global_scales_without_values(self):
-        """Fake tensors and other devices have no value to read; large data have scales above 1."""
-        meta = [operand.to("meta") for operand in (zeros(2, 16), zeros(9, 16), zeros(2, 2, dtype=FP8), zeros(9, 2, dtype=FP8), ONE, ONE)]
-        assert NVFP4.shape_of(*meta) == shape("a4w4_nvfp4", 2, 9, 32)
-        NVFP4.shape_of(zeros(2, 16), zeros(9, 16), zeros(2, 2, dtype=FP8), zeros(9, 2, dtype=FP8), torch.tensor(20.0), ONE)
+    def test_calls_read_no_global_scales(self):
+        """Operands without values have a shape, and a call serves any value, cached or not."""
+        operands = (zeros(2, 16), zeros(9, 16), zeros(2, 2, dtype=FP8), zeros(9, 2, dtype=FP8), ONE, ONE)
+        assert NVFP4.shape_of(*(operand.to("meta") for operand in operands)) == shape("a4w4_nvfp4", 2, 9, 32)
+        gemm = TunedGemm()
+        for value in (896.0, 1.0, 896.0):
+            assert not gemm.gemm_a4w4_nvfp4(*operands[:4], torch.tensor(value), ONE).any()
+
+    @listed(
+        ("value", "message"),
+        [
+            (2688 / 100, "it multiplies, amax / 2688, and must be at most 24.37 (got 26.88); pass the reciprocal"),
+            (0.0, "must be finite and above 0 (got 0); pass amax / 2688, or 1 for zeros"),
+            (-1.0, "must be finite and above 0 (got -1)"), (math.inf, "must be finite and above 0 (got inf)"),
+            (math.nan, "must be finite and above 0 (got nan)"),
+        ],
+    )  # fmt: skip
+    def test_values_of_global_scales(self, value, message):
+        """`check_values` refuses either global scale where it cannot be one that multiplies."""
+        fine = torch.nn.Parameter(torch.tensor([65504 / 2688]))  # read without torch's warning of a gradient
+        check_values(fine, fine)
+        check_values(None, None)
+        with pytest.raises(OperandError, match=f"^a4w4_nvfp4: x_global_scale:? {re.escape(message)}"):
+            check_values(torch.tensor(value), None)
+        with pytest.raises(OperandError, match=f"^a4w4_nvfp4: w_global_scale:? {re.escape(message)}"):
+            check_values(fine, torch.tensor(value))
+
+    @listed(("place", "name"), [(2, "x_scale"), (3, "w_scale")])
+    @listed("order", list(MX_ORDERS))
+    def test_scales_in_the_order_of_aiter(self, place, name, order):
+        """Shuffled scales are refused where their sizes fit, by their type or by their memory."""
+        operands = [zeros(256, 256, dtype=FP8), zeros(256, 256, dtype=FP8), zeros(256, 8), zeros(256, 8)]
+        assert MXFP8.shape_of(*operands, scale_order=order).m == 256
+        typed, untyped = shuffle_scale(operands[place]), torch.nn.Parameter(zeros(256, 8), requires_grad=False)
+        untyped.data = shuffle_scale(operands[place])
+        assert type(untyped) is torch.nn.Parameter
+        message = f"^a8w8_mxfp8: {name} must be row-major or .* \\(got aiter32x8\\); pass unshuffle_scale\\({name}, 256, 8\\)"
+        for scale in (typed, untyped):
+            with pytest.raises(OperandError, match=message):
+                MXFP8.shape_of(*operands[:place], scale, *operands[place + 1 :], scale_order=order)
 
 
 class TestColumns:

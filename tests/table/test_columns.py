@@ -112,11 +112,14 @@ def test_a_list_may_name_devices(tmp_path):
 
 
 def test_an_op_that_is_left_open(tmp_path):
-    """Ambiguous columns, and files of several ops, ask for --op; M, N, K and a dtype are a16w16."""
+    """Ambiguous columns, also scale_order, and files of several ops ask for --op; M, N, K are a16w16."""
     with pytest.raises(UserError, match="the columns fit a8w8_blockscale and a8w8_blockscale_bpreshuffle; name one with --op"):
         infer_op([written(tmp_path / "mine.csv", FAMILY["a8w8_blockscale"])])
     paths = [written(tmp_path / f"{number}.csv", FAMILY[name]) for number, name in enumerate(("a8w8", "a8w8_bpreshuffle"))]
     with pytest.raises(UserError, match=r"the files are of several ops .*0.csv of a8w8, .*1.csv of a8w8_bpreshuffle"):
         infer_op(paths)
+    with pytest.raises(UserError, match=r"the columns fit .*a4w4_nvfp4.* and a8w8_mxfp8; name one with --op") as caught:
+        infer_op([written(tmp_path / "mine.csv", "M,N,K,outdtype,bias,scale_order")])
+    assert "a16w16" not in str(caught.value)
     for columns in ("M,N,K", "M,N,K,dtype", "M,N,K,bias,dtype,outdtype", "M,N,K,count"):
         assert infer_op([written(tmp_path / "shapes.csv", columns)]).name == infer_op([]).name == "a16w16"

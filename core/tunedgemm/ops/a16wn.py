@@ -65,8 +65,6 @@ def _shape_of(  # noqa: PLR0913 - the op's operands
     _check(form, x, "w_zeros", w_zeros, (form.zero_sizes(n, k, group),) if form.zeros is not None else (), form.dtypes)
     _check(form, x, "w_index", w_index, ((k,),) if form.has_index else (), ("int32",))
     _check(form, x, "w_global_scale", w_global_scale, ((), (1,)) if form.has_global else (), ("fp32",))
-    if x.device.type == "cpu":
-        check_values(w_index, w_global_scale, k // (group or k))
     bias_dtype = quantised.bias_dtype_of(NAME, bias, n, x.device)
     out, epilogue = quantised.outdtype_of(NAME, otype, dtype), "bias" if bias_dtype else "none"
     extra: Any = {FORMAT: w_format, GROUP: group}
@@ -136,31 +134,23 @@ def _group(form: WeightFormat, n: int, k: int, w_scale: torch.Tensor) -> int:
 def check_values(w_index: torch.Tensor | None, w_global_scale: torch.Tensor | None, groups: int) -> None:
     """Check that an act-order index names groups that exist, and the convention of a global scale.
 
-    Calls on a CPU do so when they look up their row. On a GPU that would wait for the device: check
-    a layer there once, when it is loaded.
+    Calls read no values, since that would wait for a GPU. Check a layer once, when it is loaded.
 
     Raises:
         OperandError: a group is outside, or the scale is one that divides.
     """
-    if w_index is not None and _is_readable(w_index):
+    if w_index is not None:
         low, high = (int(end) for end in w_index.aminmax())
         if low < 0 or high >= groups:
             raise OperandError(
                 f"{NAME}: w_index: groups must be from 0 to {groups - 1} (got {low} to {high}); "
                 "of a sharded weight with act-order, keep the scales and zero points of all groups"
             )
-    if w_global_scale is not None and _is_readable(w_global_scale) and (value := float(w_global_scale.detach())) > 1:
+    if w_global_scale is not None and (value := float(w_global_scale.detach())) > 1:
         raise OperandError(
             f"{NAME}: w_global_scale: it multiplies, amax / 2688, so it is at most 1 (got {value:g}); "
             "pass the reciprocal of a scale that divides, as of compressed-tensors"
         )
-
-
-def _is_readable(operand: torch.Tensor) -> bool:
-    """Return whether an operand has values; those of graph tracing have none."""
-    import torch
-
-    return operand.__class__ in (torch.Tensor, torch.nn.Parameter) and operand.device.type != "meta"
 
 
 def _problem(shape: Shape) -> str:

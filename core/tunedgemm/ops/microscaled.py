@@ -9,16 +9,17 @@ nvfp4, whose two global scales multiply the float32 accumulator. The formats are
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised
 from tunedgemm.ops.domain import Domain
 from tunedgemm.ops.hot import BF16, hot, public
-from tunedgemm.ops.layout import plain_layout
+from tunedgemm.ops.layout import noted_order, plain_layout
 from tunedgemm.ops.op import Op, taken, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product
-from tunedgemm.ops.scale_order import FIELD, MX_ORDERS, ROW, SWIZZLED, field_of, stated_order, swizzled_sizes, with_order
+from tunedgemm.ops.scale_order import FIELD, MX_ORDERS, ROW, SWIZZLED, TILE_ROWS, field_of, stated_order, swizzled_sizes, with_order
 from tunedgemm.ops.schema import BIAS, MNK, Schema, Word
 from tunedgemm.ops.weight_formats import FORMATS, WeightFormat
 from tunedgemm.shape import Shape
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
 _FORMS = {"a8w8_mxfp8": FORMATS["mxfp8"], "a4w4_nvfp4": FORMATS["nvfp4"]}
 _MXFP8 = ("x", "weight", "x_scale", "w_scale", "bias?")
 _NVFP4 = ("x", "weight", "x_scale", "w_scale", "x_global_scale", "w_global_scale", "bias?")
-#: Largest global scale that multiplies: amax is the largest value of fp16. One that divides is
-#: larger wherever amax is below 110.
+#: Largest global scale that `check_values` takes: amax is the largest value of fp16.
 _MOST = 65504 / 2688
 
 
@@ -49,7 +49,7 @@ def _shape_of(
     otype: torch.dtype | None = None,
     scale_order: str | None = None,
 ) -> Shape:
-    form, order = _FORMS[op], scale_order or ROW
+    form, order = _FORMS[op], ROW if scale_order is None else scale_order
     for name, operand in (("x", x), ("weight", weight)):
         quantised.check_dtype(op, name, operand, form.dtypes)
     layout = plain_layout(op, weight)
@@ -77,6 +77,12 @@ def order_of_weight(order: str) -> str:
 
 def _check_scale(op: str, name: str, scale: torch.Tensor, order: str, row: tuple[tuple[int, ...], ...], device: torch.device) -> None:
     """Check a scale in its order; *row* are its sizes in row-major order."""
+    if shuffled := getattr(scale, FIELD, "") or noted_order(scale):
+        rows, groups = row[0]
+        raise OperandError(
+            f"{op}: {name} must be row-major or in tiles of {' or '.join(TILE_ROWS)} (got {shuffled}); "
+            f"pass unshuffle_scale({name}, {rows}, {groups})"
+        )
     sizes = row
     if order != ROW:
         high, wide = swizzled_sizes(order, *row[0])
@@ -92,17 +98,34 @@ def _check_scale(op: str, name: str, scale: torch.Tensor, order: str, row: tuple
 
 
 def _check_global(op: str, name: str, scale: torch.Tensor | None, device: torch.device) -> None:
-    """Check a global scale; on a CPU its value, too. A GPU's would have to be waited for."""
-    import torch
-
     if scale is None:
         raise OperandError(f"{op}: {name} must be one float32 value (got None); pass amax / 2688, or 1 for one level of scales")
     quantised.check_scale(op, name, scale, ((), (1,)), ("fp32",), device)
-    if device.type == "cpu" and scale.__class__ in (torch.Tensor, torch.nn.Parameter) and (value := float(scale.detach())) > _MOST:
-        raise OperandError(
-            f"{op}: {name}: it multiplies, amax / 2688, and must be at most {_MOST:.4g} (got {value:g}); "
-            "pass the reciprocal of a scale that divides, as quantisers of vLLM and FlashInfer take"
-        )
+
+
+def check_values(x_global_scale: torch.Tensor | None, w_global_scale: torch.Tensor | None) -> None:
+    """Check the values of nvfp4's global scales, and their convention as far as values show it.
+
+    Calls read no values, since that would wait for a GPU. Check a layer once, when it is loaded.
+
+    A value above 65504 / 2688 is taken for one that divides, 2688 / amax. That is a doubt: one that
+    divides is only above it for amax below 110. One that multiplies is refused where amax is
+    above 65504, which bf16 can hold.
+
+    Raises:
+        OperandError: a scale is not finite, not above 0, or above 65504 / 2688.
+    """
+    for name, scale in (("x_global_scale", x_global_scale), ("w_global_scale", w_global_scale)):
+        if scale is None:
+            continue
+        value = float(scale.detach())
+        if not 0 < value < math.inf:
+            raise OperandError(f"a4w4_nvfp4: {name} must be finite and above 0 (got {value:g}); pass amax / 2688, or 1 for zeros")
+        if value > _MOST:
+            raise OperandError(
+                f"a4w4_nvfp4: {name}: it multiplies, amax / 2688, and must be at most {_MOST:.4g} (got {value:g}); "
+                "pass the reciprocal of a scale that divides, as quantisers of vLLM and FlashInfer take"
+            )
 
 
 def _problem(shape: Shape) -> str:
@@ -110,7 +133,7 @@ def _problem(shape: Shape) -> str:
     if shape.k % (group := _FORMS[shape.op].groups[0]):
         return f"K must be a multiple of {group}, which share a scale (got K={shape.k}); pad both operands with zeros"
     order = field_of(shape)
-    return "" if order in MX_ORDERS else f"{FIELD} must be {' or '.join(MX_ORDERS)} (got {order})"
+    return "" if order in MX_ORDERS else f"{FIELD} must be {' or '.join(MX_ORDERS)} (got {order!r})"
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
@@ -233,8 +256,7 @@ def gemm_a4w4_nvfp4(  # noqa: PLR0913, PLR0917 - the op's operands
         A new tensor [..., N].
 
     Raises:
-        OperandError: mismatched shapes, dtypes or devices, or, on a CPU, a global scale that
-            divides.
+        OperandError: mismatched shapes, dtypes or devices.
     """
     return hot(x, weight, x_scale, w_scale, x_global_scale, w_global_scale, bias, scale_order, dtype)
 

@@ -56,6 +56,11 @@ def foreign_columns(op: Op) -> tuple[str, ...]:
     return _foreign(op.columns, tuple([other.columns.key for other in ops().values()]))
 
 
+def columns_of_others(op: Op) -> tuple[str, ...]:
+    """Return the columns of other ops that this op lacks, AITER's and ours."""
+    return _foreign(op.columns, tuple([(*other.columns.key, *other.columns.own) for other in ops().values()]))
+
+
 @functools.cache
 def _foreign(columns: Columns, keys: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
     own = {*columns.key, *columns.values, *columns.own}

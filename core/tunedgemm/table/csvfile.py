@@ -17,6 +17,7 @@ from tunedgemm.table.columns import (
     BIT_CLASS,
     DEVICE,
     UNTUNED_EXTRA,
+    columns_of_others,
     fits,
     foreign_columns,
     in_order,
@@ -330,7 +331,7 @@ def infer_op(paths: Iterable[Path]) -> Op:
     """Infer the op of tables or lists of shapes by their columns, then by their names.
 
     A published table states its op. A file with only M, N and K, or with other columns than
-    AITER's, is assumed to be a16w16 if possible.
+    AITER's, is assumed to be a16w16 unless that has no such column.
 
     Raises:
         TableError: a file cannot be read.
@@ -348,10 +349,11 @@ def infer_op(paths: Iterable[Path]) -> Op:
         loose = not is_tuned(columns) or not any(is_of_aiter(columns, ops()[name]) for name in alike)
         if len(named or alike) == 1:
             by_op.setdefault((named or alike)[0], path)
-        elif not alike or (loose and not set(foreign_columns(op_named(DEFAULT_OP))) & set(columns)):
+        elif not alike or (loose and not set(columns_of_others(op_named(DEFAULT_OP))) & set(columns)):
             by_op.setdefault(DEFAULT_OP, path)
         else:
-            raise UserError(f"{path}: the columns fit {' and '.join(alike)}; name one with --op")
+            having = [name for name in alike if not set(columns_of_others(ops()[name])) & set(columns)] or alike
+            raise UserError(f"{path}: the columns fit {' and '.join(having)}; name one with --op")
     if len(by_op) > 1:
         listed = ", ".join(f"{path} of {name}" for name, path in by_op.items())
         raise UserError(f"the files are of several ops ({listed}); pass those of one, or name it with --op")

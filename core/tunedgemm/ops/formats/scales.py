@@ -215,7 +215,8 @@ def swizzle_scale(scale: torch.Tensor, scale_order: str = SWIZZLED) -> torch.Ten
 
     With C padded columns, scale (r, c) of ``128x4`` moves to offset ``((r // 128) * (C // 4) +
     c // 4) * 512 + (r % 32) * 16 + (r % 128) // 32 * 4 + c % 4``, of ``8x4`` to
-    ``((r // 8) * (C // 4) + c // 4) * 32 + (r % 8) * 4 + c % 4``.
+    ``((r // 8) * (C // 4) + c // 4) * 32 + (r % 8) * 4 + c % 4``. Scales in tiles
+    look like row-major ones, so a second call moves them again, to wrong places.
 
     Args:
         scale: [..., groups] of e8m0, e4m3fn or bytes; the leading dimensions are rows.
