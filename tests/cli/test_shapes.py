@@ -223,7 +223,9 @@ def test_an_engine_decides_the_activations_of_nvfp4(write_model: Callable[..., s
     model = write_model("nvfp4", "llama", hidden_size=256, intermediate_size=512, quantization_config=stated)
     for device, says in (("sm_90:132", "a16wn nvfp4/16"), ("sm_100:148", "")):
         code, out, err = run(capsys, "--model_dir", model, "--nsets", "vllm", "--device", device)
-        assert code == 0 and says in out and ("left out, as no op has nvfp4" in err) == (not says) == ("a16wn" not in out)
+        assert (
+            code == 0 and says in out and ("left out, as no engine's calls of ours have nvfp4" in err) == (not says) == ("a16wn" not in out)
+        )
 
 
 def test_notes_are_never_lost(write_model: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

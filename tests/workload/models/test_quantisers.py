@@ -183,7 +183,9 @@ def test_both_sides_where_an_engine_multiplies_weights_alone(folder, faults_of):
         (note,) = model.notes
         assert {pair[0] for pair in formats_of(model).values()} == ({expected} if expected else set())
         start = (
-            f"listed with activations of 16 bits, as vllm on {device.partition(':')[0]} runs " if expected else "left out, as no op has "
+            f"listed with activations of 16 bits, as vllm on {device.partition(':')[0]} runs "
+            if expected
+            else "left out, as no engine's calls of ours have "
         )
         assert note.startswith(start) and "down_proj" in note
         assert expected or "vLLM runs the weights alone on GPUs before sm_100, listed with --nsets vllm --device sm_90:132" in note

@@ -149,8 +149,10 @@ def left_out(layer: Layer) -> str:
         return layer.refused
     if layer.kind == "experts":
         return f"no op has experts with {SCHEMES[layer.scheme]}"
-    older = "; vLLM runs the weights alone on GPUs before sm_100, listed with --nsets vllm --device sm_90:132"
-    return f"no op has {SCHEMES[layer.scheme]}{older if layer.scheme in WEIGHTS_ALONE else ''}"
+    if layer.scheme not in WEIGHTS_ALONE:
+        return f"no op has {SCHEMES[layer.scheme]}"
+    older = "vLLM runs the weights alone on GPUs before sm_100, listed with --nsets vllm --device sm_90:132"
+    return f"no engine's calls of ours have {SCHEMES[layer.scheme]}; {older}"
 
 
 def _cells(layer: Layer, formats: Formats) -> tuple[str, dict[str, str]]:
