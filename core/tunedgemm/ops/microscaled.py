@@ -261,14 +261,14 @@ def gemm_a4w4_nvfp4(  # noqa: PLR0913, PLR0917 - the op's operands
     return hot(x, weight, x_scale, w_scale, x_global_scale, w_global_scale, bias, scale_order, dtype)
 
 
-def _op(name: str, function: Any, operands: tuple[str, ...]) -> Op:
+def _op(name: str, variable: str, function: Any, operands: tuple[str, ...], **stated: Any) -> Op:
     form, order = _FORMS[name], Word(FIELD, FIELD, ROW, spare=True, allowed=MX_ORDERS)
     schema = Schema({"op": name, "dtype": form.dtypes[0], "scale": "block"}, key=MNK, own=(quantised.OUTDTYPE, BIAS, order))
     example, group = quantised.example_of(schema), form.groups[0]
     domain = Domain(form.dtypes[:1], quantised.OUTDTYPES, quantised.BIAS_DTYPES, ("block",), optional=(FIELD,), further=_problem)
     return quantised.product_op(
         schema,
-        f"AITER_CONFIG_GEMM_{name.upper()}",
+        variable,
         values=("libtype", "kernelName", "splitK", "us", "tflops", "bw", "errRatio"),  # none of AITER's files has these
         operands=operands,
         weights=(1, *(index for index, word in enumerate(operands) if word.startswith(("w_", "bias")))),
@@ -294,10 +294,10 @@ def _op(name: str, function: Any, operands: tuple[str, ...]) -> Op:
             example(0, 48, 96, scale_order=SWIZZLED),
         ),
         large=lambda: tuple(example(*sizes, scale_order=SWIZZLED) for sizes in ((16, 4096, 4096), (1024, 6144, 4096), (4099, 2112, 1408))),
-        functions=(function.__name__,),
         entry=public(function, operands, (FIELD,)),
+        **stated,
     )
 
 
-mxfp8 = _op("a8w8_mxfp8", gemm_a8w8_mxfp8, _MXFP8)
-nvfp4 = _op("a4w4_nvfp4", gemm_a4w4_nvfp4, _NVFP4)
+mxfp8 = _op("a8w8_mxfp8", "AITER_CONFIG_GEMM_A8W8_MXFP8", gemm_a8w8_mxfp8, _MXFP8, functions=("gemm_a8w8_mxfp8",))
+nvfp4 = _op("a4w4_nvfp4", "AITER_CONFIG_GEMM_A4W4_NVFP4", gemm_a4w4_nvfp4, _NVFP4, functions=("gemm_a4w4_nvfp4",))
