@@ -11,6 +11,7 @@ is a broken claim and listed.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import time
 from collections import defaultdict
@@ -74,7 +75,8 @@ def measured(weight: tuple[int, int], arguments: argparse.Namespace, device: Any
         if kind not in operands:
             operands[kind] = StandardOperands(op_named(shape.op), shape, device.torch_device)
         backend = registry.get(solution.libtype)
-        bits = measure(operands[kind], lambda at, backend=backend, solution=solution: backend.bind(solution, at, device))  # type: ignore[misc,union-attr]
+        bind = functools.partial(backend.bind, solution, device=device)  # type: ignore[union-attr]
+        bits = measure(operands[kind], bind, order=solution.sum_order)
         rows.append({
             "op": shape.op, "N": weight[0], "K": weight[1], "libtype": solution.libtype, "kernel": solution.kernel_name,
             "splitK": solution.split_k, "M listed": shape.m, "sum_order": solution.sum_order, "label": bits.label, "fault": bits.fault,

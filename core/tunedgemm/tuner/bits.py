@@ -97,6 +97,9 @@ class StandardOperands:
     Args:
         op, shape: the op, and a shape of any M.
         device: where the operands are.
+
+    Attributes:
+        any_m: rows of the kernels that serve every M, see `measure`.
     """
 
     def __init__(self, op: Op, shape: Shape, device: torch.device) -> None:
@@ -109,6 +112,7 @@ class StandardOperands:
         self._blocks = _halves(whole, device) if whole > 1 and (by_block or self._in_blocks) else None
         cancels = kind != "per_1x32" and (self._blocks is not None or not by_block)
         self._cancelling = _CANCELLING.get(dtype, 0) if cancels else 0
+        self.any_m: set[tuple[int, ...]] = set()
         self._made: dict[tuple[int, int], tuple[Any, ...]] = {}
         self._contents: dict[int, tuple[torch.Tensor, tuple[Any, ...]]] = {}  # by id, with the fingerprint when made
         self._operands = op.make_inputs(self.shape, device, 0)

@@ -67,7 +67,6 @@ class Session:
     _verifier: Verifier | None = attrs.field(default=None, init=False)
     _served: Served | None = attrs.field(default=None, init=False)
     _standard: StandardOperands | None = attrs.field(default=None, init=False)
-    _any_m: set[tuple[int, ...]] = attrs.field(factory=set, init=False)
     _bound: tuple[Solution | None, dict[Shape, Launcher | Unsupported]] = attrs.field(default=(None, {}), init=False)
     _fingerprint: tuple[Any, ...] = attrs.field(default=(), init=False)
 
@@ -220,7 +219,7 @@ class Session:
         operands = self._standard_operands(shape)
         if self._bound[0] != solution:
             self.bind_all(shape, solution, sizes)
-        any_m = self._any_m if solution.libtype != BUILTIN else None  # torch's calls serve no class for every M
+        any_m = operands.any_m if solution.libtype != BUILTIN else None  # torch's calls serve no class for every M
         found: Bits = self._run_on_device(lambda: measure(operands, self._bound[1].__getitem__, sizes, any_m, solution.sum_order))
         self._bound = None, {}
         if found.fault:
@@ -235,7 +234,6 @@ class Session:
         """Return the standard operands of a shape, in place of those of the timed one."""
         if self._standard is None or self._standard.of != shape:
             self._free()
-            self._any_m.clear()
             self._standard = StandardOperands(op_named(self.op_name), shape, self.device.torch_device)
         return self._standard
 

@@ -8,12 +8,11 @@ scales multiply the float32 sums.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.backends.builtin.product import capability, finish, products
+from tunedgemm.backends.builtin.product import capability, finish, has_cuda, products
 from tunedgemm.backends.builtin.route import Family, Route
 from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
@@ -92,12 +91,10 @@ def _scaled_mm(shape: Shape, device: Device) -> Callable[..., Any]:
 def _no_scaled_mm(shape: Shape, device: Device) -> str:
     import torch
 
-    version = dict(device.versions).get("cuda", "")
-    cuda = re.match(r"(\d+)\.(\d+)", version)
     if capability(device) < 100:
         return f"multiplies {form_of(shape.op).name} on sm_100 and newer (got {device.gfx})"
-    if cuda and (int(cuda[1]), int(cuda[2])) < (12, 8):
-        return f"needs CUDA 12.8 or newer (got {version})"
+    if not has_cuda(device, 12, 8):
+        return f"needs CUDA 12.8 or newer (got {dict(device.versions)['cuda']})"
     if not hasattr(torch.nn.functional, "scaled_mm"):
         return "needs a torch with torch.nn.functional.scaled_mm"
     return "" if shape.n % 16 == 0 and shape.k % 32 == 0 else f"needs N divisible by 16 and K by 32 (N={shape.n}, K={shape.k})"

@@ -26,15 +26,19 @@ def capability(device: Device) -> int:
     return int(match[1]) if match else 0
 
 
+def has_cuda(device: Device, major: int, minor: int) -> bool:
+    """Check that CUDA has this version or a newer one; an unknown version counts as newer."""
+    match = re.match(r"(\d+)\.(\d+)", dict(device.versions).get("cuda", ""))
+    return match is None or (int(match[1]), int(match[2])) >= (major, minor)
+
+
 def cublas_scales(device: Device) -> bool:
     """Tell whether `torch._scaled_mm` passes vectors of scales to cuBLASLt.
 
-    It does on sm_90 with CUDA 12.9 or newer; an unknown version counts as newer. One scale a row
-    then gives fp16 and float32, too, where CUTLASS gives bf16 alone, and block scales are
-    available.
+    It does on sm_90 with CUDA 12.9 or newer. One scale a row then gives fp16 and float32, too,
+    where CUTLASS gives bf16 alone, and block scales are available.
     """
-    match = re.match(r"(\d+)\.(\d+)", dict(device.versions).get("cuda", ""))
-    return capability(device) == 90 and (match is None or (int(match[1]), int(match[2])) >= (12, 9))
+    return capability(device) == 90 and has_cuda(device, 12, 9)
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:

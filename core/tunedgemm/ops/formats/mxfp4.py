@@ -75,7 +75,7 @@ def per_1x32_f4_quant(
         scale[part] = power.to(torch.uint8)
         # 1 / 2^(b - 127) has the exponent field 254 - b; a non-finite group is multiplied by 0
         inverse = (254 - power).clamp_(min=0).mul_(1 << 23).view(torch.float32)
-        codes = _e2m1(values * inverse[..., None]).view(-1, k // 2, 2)
+        codes = e2m1_codes(values * inverse[..., None]).view(-1, k // 2, 2)
         q[part] = codes[..., 0] | (codes[..., 1] << 4)
     if shuffle:
         return as_fp4(q.view(*x.shape[:-1], k // 2)), shuffle_scale(scale.view(E8M0))
@@ -148,7 +148,7 @@ def power_of(top: torch.Tensor, limit: float) -> torch.Tensor:
     return torch.where(field == 255, 255, torch.where(bits <= 3, 0, power))
 
 
-def _e2m1(values: torch.Tensor) -> torch.Tensor:
+def e2m1_codes(values: torch.Tensor) -> torch.Tensor:
     """Encode float32 values in 4 bits: sign, then 0, .5, 1, 1.5, 2, 3, 4, 6.
 
     Ties go to the even code, NaN to 0.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from tunedgemm.errors import OperandError
-from tunedgemm.ops.formats.mxfp4 import _e2m1, as_fp4
+from tunedgemm.ops.formats.mxfp4 import as_fp4, e2m1_codes
 from tunedgemm.ops.formats.quant import as_rows, slices
 
 _GROUP, _E4M3 = 16, torch.float8_e4m3fn
@@ -56,6 +56,6 @@ def per_1x16_f4_quant(x: torch.Tensor, global_scale: torch.Tensor | None = None)
         top = top.where(top.isfinite(), torch.nan)
         scale[part] = (top / (_LARGEST * factor)).clamp_(max=_LARGEST_SCALE).to(_E4M3)
         divisor = scale[part].to(torch.float32) * factor
-        codes = _e2m1(torch.nan_to_num(values / divisor[..., None])).view(-1, k // 2, 2)
+        codes = e2m1_codes(torch.nan_to_num(values / divisor[..., None])).view(-1, k // 2, 2)
         q[part] = codes[..., 0] | (codes[..., 1] << 4)
     return as_fp4(q.view(*x.shape[:-1], k // 2)), scale.view(*x.shape[:-1], k // _GROUP), factor

@@ -7,7 +7,7 @@ import torch
 
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
-from tunedgemm.ops.formats.mxfp4 import _e2m1, _values, power_of
+from tunedgemm.ops.formats.mxfp4 import _values, e2m1_codes, power_of
 from tunedgemm.ops.formats.quant import as_rows, slices, work_dtype
 from tunedgemm.ops.formats.scales import E8M0
 from tunedgemm.ops.weight_formats import E2M1, WeightFormat, format_named
@@ -169,6 +169,6 @@ def _codes(form: WeightFormat, scaled: torch.Tensor) -> torch.Tensor:
         integral = stored is torch.int8
         return scaled.round().clamp_(-128, 127).to(stored) if integral else scaled.clamp(-_limit(form), _limit(form)).to(stored)
     if form.values == E2M1:
-        return _e2m1(scaled)
+        return e2m1_codes(scaled)
     table, order = torch.tensor(form.values, dtype=torch.float32, device=scaled.device).sort()
     return order[torch.bucketize(scaled, (table[1:] + table[:-1]) / 2)].to(torch.uint8)
