@@ -9,9 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib.abc
+import importlib.util
 import logging
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from tunedgemm.integrations import printable_line, read
 from tunedgemm.plugin import UserError
@@ -55,6 +59,43 @@ def spared(log: logging.Logger, step: str) -> Iterator[None]:
 def described(error: Exception) -> str:
     """Format an error as one line; our own errors without the class name."""
     return printable_line(f"{error}" if isinstance(error, UserError) else f"{type(error).__name__}: {error}")[:_LONGEST]
+
+
+def after_import(module: str, action: Callable[[], None]) -> None:
+    """Call a function when a module has been imported: at once if it is already, or if none has that name."""
+    try:
+        awaited = module not in sys.modules and importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of a parent
+        awaited = False
+    if awaited:
+        sys.meta_path.insert(0, _Awaited(module, action))
+    else:
+        action()
+
+
+class _Awaited(importlib.abc.MetaPathFinder):
+    """Finder of one module, which the other finders find; it leaves at the module's first import."""
+
+    def __init__(self, module: str, action: Callable[[], None]) -> None:
+        self._module, self._action = module, action
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
+        """Return the spec of the module, whose loader calls the function last; None for other modules."""
+        del path, target
+        if name != self._module:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            setattr(spec.loader, "exec_module", self._followed(spec.loader.exec_module))  # noqa: B010 - its type allows no assignment
+        return spec
+
+    def _followed(self, theirs: Callable[[Any], None]) -> Callable[[Any], None]:
+        def exec_module(module: Any) -> None:
+            theirs(module)
+            self._action()
+
+        return exec_module
 
 
 @functools.cache

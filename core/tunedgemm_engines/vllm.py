@@ -25,7 +25,7 @@ from tunedgemm.integrations import logger, read, read_switch
 
 from tunedgemm_engines import BEGUN, ranks
 from tunedgemm_engines.phases import add, phase, report
-from tunedgemm_engines.start import INVARIANT, fingerprint, refuses_mode, spared, unknown_version
+from tunedgemm_engines.start import INVARIANT, after_import, fingerprint, refuses_mode, spared, unknown_version
 from tunedgemm_engines.vllm_backend import LAYERS, TAKES_NAME, offer_name, other_names, with_named
 
 # Routing modules are imported late: vLLM loads this module in all its processes, on or off.
@@ -84,16 +84,32 @@ def _offer() -> None:
 
 
 def _install(switch: str, layers: Collection[str]) -> None:
-    """Replace vLLM's functions and put our kernels first, for some kinds of layers; for all without any."""
+    """Prepare this process; `_route` follows where vLLM imports its worker, since others have no layers."""
     import vllm
 
     if reason := off_reason(switch, getattr(vllm, "__version__", "of no version"), _on_cpu):
         _log.warning("tunedgemm is off: %s", reason)
         return
-    from tunedgemm_engines.bit_classes import enter, is_on
-
     if _in_vllms_mode():
+        from tunedgemm_engines.bit_classes import enter
+
         enter()
+    _replace(HASH, _hash)
+    warm = CPU_WARM if _on_cpu() else WARM
+    after_import(warm[0], functools.partial(_route, warm, layers))
+
+
+def _route(warm: tuple[str, str, str], layers: Collection[str]) -> None:
+    """Replace vLLM's functions and put our kernels first, for some kinds of layers; for all without any."""
+    with phase("registering"), spared(_log, "registering"):
+        _route_layers(layers)
+        for target, wrapper in ((LOADED, _after_loading), (warm, _after_warm_up)):
+            _replace(target, wrapper)
+
+
+def _route_layers(layers: Collection[str]) -> None:
+    from tunedgemm_engines.bit_classes import is_on
+
     for module, name in PLAIN if not layers or "unquantized" in layers else ():
         _replace((module, name, "process_weights_after_loading"), _plain_loaded)
         _replace((module, name, "apply"), _plain_apply)
@@ -106,9 +122,6 @@ def _install(switch: str, layers: Collection[str]) -> None:
                 importlib.import_module(f"tunedgemm_engines.{module_name}").install(wanted)
         except Exception as error:
             _log.warning("tunedgemm: %s keep vLLM's kernels: this vLLM has another interface (%s)", layer_kind, error)
-    warm = CPU_WARM if _on_cpu() else WARM
-    for target, wrapper in ((HASH, _hash), (LOADED, _after_loading), (warm, _after_warm_up)):
-        _replace(target, wrapper)
 
 
 def _on_cpu() -> bool:

@@ -1,12 +1,15 @@
 """Start-up of the engines' plugins."""
 
+import importlib
 import re
+import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 from tunedgemm.integrations import read_switch
 from tunedgemm_engines import sglang, vllm
+from tunedgemm_engines.start import after_import
 
 GROUPS = {"vllm.general_plugins": vllm, "sglang.srt.plugins": sglang}
 
@@ -29,3 +32,26 @@ def test_a_switch_is_read(monkeypatch, caplog, value, meaning) -> None:
     monkeypatch.setenv("TUNEDGEMM_VLLM", value)
     assert read_switch("TUNEDGEMM_VLLM") == meaning
     assert ("TUNEDGEMM_VLLM: must be 1, 0 or unpacked (got 'yess'); did you mean yes?; off counts" in caplog.text) == (value == "yess")
+
+
+def test_an_action_follows_the_import_of_a_module(tmp_path, monkeypatch) -> None:
+    """An action waits for a module's first import, whoever imports it, and is not called again."""
+    (tmp_path / "awaited_one.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen, before = [], list(sys.meta_path)
+    after_import("awaited_one", lambda: seen.append(sys.modules["awaited_one"].value))
+    importlib.import_module("json")
+    assert seen == []
+    module = importlib.import_module("awaited_one")
+    assert seen == [1] and sys.meta_path == before
+    importlib.reload(module)
+    assert seen == [1]
+    del sys.modules["awaited_one"]
+
+
+@pytest.mark.parametrize("module", ["json", "json.no_module", "no_package.module"])
+def test_an_action_does_not_wait_for_what_will_not_come(module) -> None:
+    """For a module that is imported already, or that does not exist, an action is called at once."""
+    seen: list[str] = []
+    after_import(module, lambda: seen.append(module))
+    assert seen == [module]

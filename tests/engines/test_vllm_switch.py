@@ -37,6 +37,20 @@ def test_it_is_off_unless_asked_for(child) -> None:
     assert child(source, STUB) == "True []"
 
 
+def test_no_worker_is_imported(child, monkeypatch) -> None:
+    """Registering imports neither vLLM's worker nor its layers, and routes once vLLM imports the worker."""
+    source = (
+        "import os, sys, torch\nfrom tunedgemm_engines.vllm import register\nregister()\n"
+        "early = [name for name in sys.modules if name.startswith(('vllm.model_executor', 'vllm.v1'))]\n"
+        "from vllm.v1.worker.gpu_worker import Worker\n"
+        "from vllm.model_executor.layers.linear import UnquantizedLinearMethod\n"
+        "wrapped = [hasattr(each, '__wrapped__') for each in (Worker.compile_or_warm_up_model, UnquantizedLinearMethod.apply)]\n"
+        "print([name for name in early if name != 'vllm.v1' and name != 'vllm.v1.worker'], wrapped)"
+    )
+    monkeypatch.setenv("TUNEDGEMM_VLLM", "1")
+    assert child(source, STUB) == "[] [True, True]"
+
+
 def test_registering_twice_is_registering_once(vllm_captured) -> None:
     """After several registrations methods are wrapped and kernels listed once,
     and F.linear stays torch's."""
