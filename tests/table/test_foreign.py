@@ -50,6 +50,10 @@ CONTENTS: dict[str, tuple[bytes | str, ...]] = {
     "bench": ("hipblaslt-bench --api_method c -m 1 -n 2 -k 3\n", "./rocblas-bench -f gemm_ex --transposeA T\n"),
     "log of AITER": ("[aiter] shape is M:1, N:2, K:3, not found tuned config, will use default config!\n",),
     "vLLM": ('{\n    "1": {"BLOCK_SIZE_M": 16}}', '{"triton_version": "3.6.0", "1": {"BLOCK_SIZE_M": 64}}'),
+    "FlashInfer": (
+        """{"_metadata": {"gpu_name": "B200"}, "('bf16_gemm', 'R', ((8, 64), (64, 64)))": ["R", 1]}""",
+        """{\n  "('fp4_gemm', 'R', ((8, 64),), ())": ["R", [1, 2]]}""",
+    ),
     "AITER's configurations": ('{\n  "M_LEQ_64": {"BLOCK_SIZE_M": 64}}', '{"any": {"BLOCK_SIZE_M": 64}}'),
     "trial log": ('{"schema": 1, "shape": {"op": "a16w16"}, "solution": {}, "status": "ok"}\n',),
     "JSON": ("[1, 2]", '\n {"shapes": []}', "{}"),

@@ -157,8 +157,8 @@ class Listed:
     def __str__(self) -> str:
         ranks: dict[str, list[str]] = {}
         for model in self.models:
-            ranks.setdefault(f"{model.architecture} of {model.folder}", []).append(str(model.tp))
-        models = "; ".join(f"{model} at TP {', '.join(degrees)}" for model, degrees in ranks.items())
+            ranks.setdefault(f"{model.architecture} of {model.folder}", []).extend([str(model.tp)] if model.tp else [])
+        models = "; ".join(f"{model} at TP {', '.join(degrees)}" if degrees else model for model, degrees in ranks.items())
         counts = ", ".join(f"{len(rows)} of {name}" for name, rows in self.by_op.items())
         return f"{models}, {_of_rows(self.rows)}; shapes: {counts}"
 
@@ -202,6 +202,22 @@ def listed(named: Mapping[str, tuple[int, ...]], arguments: argparse.Namespace, 
     commands = tuple(command_of(engine, model, tp, *limits) for model, ranks in named.items() for tp in ranks) if engine else ()
     every = tuple(rank for ranks in models.values() for rank in ranks)
     return Listed(every, by_tokens(merged) if arguments.models else merged, rows, commands)
+
+
+def listed_file(arguments: argparse.Namespace) -> Listed:
+    """Return the shapes in another tuner's file that ``--op`` and the flags of `add_overrides` select.
+
+    Raises:
+        UserError: the file cannot be used, or no shape is left.
+    """
+    from tunedgemm.workload.foreign import read_foreign
+    from tunedgemm.workload.models import ModelShapes
+
+    form, by_op, notes = read_foreign(arguments.file)
+    model = ModelShapes(arguments.file, form, 0, (), by_op, notes)
+    wanted = _wanted(model, arguments, several=False)
+    rows = sorted({row.shape.m for rows in wanted.values() for row in rows})
+    return Listed((attrs.evolve(model, by_op=wanted),), wanted, tuple(rows))
 
 
 def _wanted(model: ModelShapes, arguments: argparse.Namespace, *, several: bool) -> dict[str, tuple[Untuned, ...]]:

@@ -47,7 +47,7 @@ class ModelShapes:
     Attributes:
         folder: the model's folder.
         architecture: transformers' name of it.
-        tp: ranks of tensor parallelism.
+        tp: ranks of tensor parallelism; 0 for a file of one rank's calls.
         layers: the layers with their counts per forward pass.
         by_op: their shapes for all requested M, by op name.
         notes: a sentence for each missing layer and assumed default.
