@@ -48,7 +48,7 @@ from tunedgemm.ops.formats.scales import transposed_scale
 from tunedgemm.ops.formats.shuffle import plain_weight, shuffle_weight
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO, error_ratio, worst_row_error
+from tunedgemm.ops.accuracy import MAX_ERROR_RATIO, error_ratio, worst_row_error
 
 Tensor = torch.Tensor
 BATCH, EXPERTS, TOPK, INTER = 3, 4, 2, 256

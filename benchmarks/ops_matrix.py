@@ -40,7 +40,7 @@ from tunedgemm.table.sheet import Record, Sheet
 from tunedgemm.table.untuned import read_untuned
 from tunedgemm.testing.shapes import shapes_of
 from tunedgemm.tuner import Options, tune
-from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO, error_ratio, same_bits, worst_row_error
+from tunedgemm.ops.accuracy import MAX_ERROR_RATIO, error_ratio, same_bits, worst_row_error
 from tunedgemm.tuner.verify import rows_of
 
 RESULT = Path(__file__).parent / "results" / "ops" / "README.md"

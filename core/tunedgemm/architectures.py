@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -122,13 +121,13 @@ class Architectures(Mapping[str, Architecture]):
             return (gfx,)
         return self._families.get(f"{gfx[:-1]}x", ()) if _NAME.fullmatch(gfx) else ()
 
-    @functools.cached_property
+    @property
     def _known(self) -> dict[str, Architecture]:
-        if self._given:
-            return self._given
-        return {line["gfx"]: Architecture(**line) for line in read_facts(_FILE)}
+        if not self._given:
+            self._given = {line["gfx"]: Architecture(**line) for line in read_facts(_FILE)}
+        return self._given
 
-    @functools.cached_property
+    @property
     def _families(self) -> dict[str, tuple[str, ...]]:
         return {each.family: self.having(family=each.family) for each in self._known.values() if each.family}
 

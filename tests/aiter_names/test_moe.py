@@ -8,10 +8,10 @@ import tunedgemm
 from tunedgemm.device import Device
 from tunedgemm.errors import OperandError, UserError
 from tunedgemm.ops import op_named
+from tunedgemm.ops.accuracy import worst_row_error
 from tunedgemm.ops.formats.shuffle import shuffle_weight, unshuffle_weight
 from tunedgemm.ops.moe_words import ActivationType, QuantType
 from tunedgemm.testing.listed import listed
-from tunedgemm.tuner.accuracy import worst_row_error
 from tunedgemm_aiter_names import moe, moe_entries, shuffle
 
 OP = op_named("fmoe")

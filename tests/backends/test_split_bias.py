@@ -18,6 +18,7 @@ from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import PluginError
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops import op_named, ops
+from tunedgemm.ops.accuracy import errors
 from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.shape import Shape
 from tunedgemm.solution import ADD, Solution, Unsupported
@@ -26,7 +27,6 @@ from tunedgemm.table.lookup import Table
 from tunedgemm.table.row import Row
 from tunedgemm.testing.fakes import FakeHooks, exact, fake_backend, fake_registry
 from tunedgemm.tuner import Options, tune
-from tunedgemm.tuner.accuracy import errors
 
 BIASED = Shape("a16w16", 5, 48, 64, "bf16", epilogue="bias")
 PLAIN = Shape("a16w16", 5, 48, 64, "bf16")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import logging
 import re
@@ -229,3 +230,14 @@ def test_serving_imports_no_library_that_refuses_forks(child) -> None:
         "T.prewarm(); print('filelock' in sys.modules)"
     )
     assert child(source) == "False"
+
+
+def test_no_property_locks(repository: Path) -> None:
+    """Classes that are not attrs' use no `functools.cached_property`, which locks before Python 3.12."""
+    found = []
+    for path in (repository / "core").rglob("*.py"):
+        for owner in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)):
+            decorators = [ast.unparse(each) for node in owner.body if isinstance(node, ast.FunctionDef) for each in node.decorator_list]
+            if "functools.cached_property" in decorators and not any("attrs." in ast.unparse(each) for each in owner.decorator_list):
+                found.append(f"{path}: {owner.name}")
+    assert found == []

@@ -22,13 +22,13 @@ from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.ops import op_named
+from tunedgemm.ops.accuracy import MAX_ERROR_RATIO, error_ratio
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, read_rows, write_rows
 from tunedgemm.table.untuned import read_untuned
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.testing.shapes import shapes_of
-from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO, error_ratio
 
 OP = op_named("a16w16")
 SHAPE = Shape("a16w16", 4, 32, 64, "fp32")

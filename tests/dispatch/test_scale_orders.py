@@ -8,6 +8,7 @@ from tunedgemm.device import device_of
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.ops import op_named
+from tunedgemm.ops.accuracy import worst_row_error
 from tunedgemm.ops.scale_order import scale_order, with_order
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, read_rows, upsert, write_rows
@@ -15,7 +16,6 @@ from tunedgemm.table.lookup import Table
 from tunedgemm.table.untuned import read_untuned
 from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
 from tunedgemm.testing.listed import listed
-from tunedgemm.tuner.accuracy import worst_row_error
 from tunedgemm.workload.capture import Capture
 
 OP = op_named("a8w8_blockscale")

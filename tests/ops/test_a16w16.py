@@ -7,9 +7,9 @@ from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import DtypeError, OperandError
 from tunedgemm.ops import op_named
+from tunedgemm.ops.accuracy import errors
 from tunedgemm.shape import Shape
 from tunedgemm.testing.listed import listed
-from tunedgemm.tuner.accuracy import errors
 
 OP = op_named("a16w16")
 BF16 = torch.bfloat16

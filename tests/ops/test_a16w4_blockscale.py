@@ -10,12 +10,12 @@ from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named
+from tunedgemm.ops.accuracy import error_ratio, worst_row_error
 from tunedgemm.ops.formats.mxfp4 import per_1x32_f4_quant
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight
 from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import infer_op
 from tunedgemm.testing.listed import listed
-from tunedgemm.tuner.accuracy import error_ratio, worst_row_error
 
 OP = op_named("a16w4_blockscale")
 CPU = torch.device("cpu")

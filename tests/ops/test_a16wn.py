@@ -13,6 +13,7 @@ from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.a16wn import check_values
+from tunedgemm.ops.accuracy import worst_row_error
 from tunedgemm.ops.formats.weight_only import Weight, decode, quantise
 from tunedgemm.ops.weight_formats import FORMATS, WeightFormat
 from tunedgemm.shape import Shape
@@ -20,7 +21,6 @@ from tunedgemm.table.csvfile import infer_op, read_rows
 from tunedgemm.table.untuned import read_untuned
 from tunedgemm.testing.listed import listed
 from tunedgemm.tuner import Options, tune
-from tunedgemm.tuner.accuracy import worst_row_error
 
 OP = op_named("a16wn")
 CPU = torch.device("cpu")

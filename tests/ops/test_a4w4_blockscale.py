@@ -9,13 +9,13 @@ from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import op_named
+from tunedgemm.ops.accuracy import error_ratio, worst_row_error
 from tunedgemm.ops.formats.mxfp4 import dequant_fp4
 from tunedgemm.ops.formats.scales import shuffle_scale
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight
 from tunedgemm.ops.scale_order import scale_order
 from tunedgemm.shape import Shape
 from tunedgemm.testing.listed import listed
-from tunedgemm.tuner.accuracy import error_ratio, worst_row_error
 
 OP = op_named("a4w4_blockscale")
 CPU = torch.device("cpu")

@@ -9,10 +9,10 @@ from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named
+from tunedgemm.ops.accuracy import error_ratio, worst_row_error
 from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.shape import Shape
 from tunedgemm.testing.listed import listed
-from tunedgemm.tuner.accuracy import error_ratio, worst_row_error
 
 OP = op_named("a8w8")
 CPU = torch.device("cpu")

@@ -7,10 +7,10 @@ from tunedgemm import transposed_scale, untransposed_scale
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named
+from tunedgemm.ops.accuracy import worst_row_error
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight
 from tunedgemm.shape import Shape
 from tunedgemm.table.row import shape_cells
-from tunedgemm.tuner.accuracy import worst_row_error
 
 OP = op_named("a8w8_blockscale_bpreshuffle")
 PLAIN = op_named("a8w8_blockscale")

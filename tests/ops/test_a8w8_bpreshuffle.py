@@ -6,10 +6,10 @@ import torch
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named
+from tunedgemm.ops.accuracy import worst_row_error
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled, shuffle_weight
 from tunedgemm.shape import Shape
 from tunedgemm.testing.listed import listed
-from tunedgemm.tuner.accuracy import worst_row_error
 
 OP = op_named("a8w8_bpreshuffle")
 PLAIN = op_named("a8w8")

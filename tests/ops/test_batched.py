@@ -6,10 +6,10 @@ import torch
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named
+from tunedgemm.ops.accuracy import worst_row_error
 from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.shape import Shape
 from tunedgemm.testing.listed import listed
-from tunedgemm.tuner.accuracy import worst_row_error
 
 WIDE, NARROW = op_named("batched_bf16"), op_named("batched_a8w8")
 BF16, FP16, INT8, FP8, CPU = torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn, torch.device("cpu")

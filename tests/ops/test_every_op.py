@@ -16,6 +16,7 @@ from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.ops import op_named, ops
+from tunedgemm.ops.accuracy import MAX_ERROR_RATIO, error_ratio, worst_row_error
 from tunedgemm.ops.formats.shuffle import plain_weight
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
@@ -25,7 +26,6 @@ from tunedgemm.table.untuned import read_untuned
 from tunedgemm.testing.listed import listed
 from tunedgemm.testing.shapes import shapes_of
 from tunedgemm.tuner import Options, tune
-from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO, error_ratio, worst_row_error
 
 OPTIONS = Options(libtype="torch", iters=3, warmup=1, seconds=0.1, cache="hot", device="cpu")
 EVERY = pytest.mark.parametrize("name", sorted(ops()))

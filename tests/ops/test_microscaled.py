@@ -8,6 +8,7 @@ import torch
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import op_named
+from tunedgemm.ops.accuracy import worst_row_error
 from tunedgemm.ops.formats.mxfp8 import dequant_1x32, per_1x32_f8_quant
 from tunedgemm.ops.formats.nvfp4 import per_1x16_f4_quant
 from tunedgemm.ops.formats.scales import E8M0, shuffle_scale, swizzle_scale
@@ -16,7 +17,6 @@ from tunedgemm.ops.scale_order import MX_ORDERS
 from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import infer_op
 from tunedgemm.testing.listed import listed
-from tunedgemm.tuner.accuracy import worst_row_error
 
 CPU = torch.device("cpu")
 MXFP8, NVFP4 = op_named("a8w8_mxfp8"), op_named("a4w4_nvfp4")

@@ -7,12 +7,12 @@ import pytest
 import torch
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import moe, op_named
+from tunedgemm.ops.accuracy import worst_row_error
 from tunedgemm.ops.formats import mxfp4, scales
 from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.ops.moe_options import parse_options
 from tunedgemm.ops.moe_words import BLOCK_ROWS
 from tunedgemm.testing.listed import listed
-from tunedgemm.tuner.accuracy import worst_row_error
 
 OP = op_named("fmoe")
 CPU, BF16 = torch.device("cpu"), torch.bfloat16

@@ -8,11 +8,11 @@ from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named
+from tunedgemm.ops.accuracy import worst_row_error
 from tunedgemm.ops.fmoe import ActivationType, QuantType
 from tunedgemm.ops.formats.scales import shuffle_scale
 from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.testing.listed import listed
-from tunedgemm.tuner.accuracy import worst_row_error
 
 OP = op_named("fmoe")
 CPU, BF16 = torch.device("cpu"), torch.bfloat16

@@ -9,11 +9,11 @@ from tunedgemm import ops as ops_module
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import UnknownOpError
 from tunedgemm.ops import op_named, ops
+from tunedgemm.ops.accuracy import error_ratio, same_bits, worst_row_error
 from tunedgemm.ops.formats.shuffle import plain_weight
 from tunedgemm.ops.op import Tolerance
 from tunedgemm.testing.listed import listed
 from tunedgemm.testing.shapes import shapes_of
-from tunedgemm.tuner.accuracy import error_ratio, same_bits, worst_row_error
 
 
 def bare(operand):

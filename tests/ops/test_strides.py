@@ -7,10 +7,10 @@ from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.ops import op_named, ops
+from tunedgemm.ops.accuracy import worst_row_error
 from tunedgemm.ops.formats.shuffle import ShuffledWeight
 from tunedgemm.shape import Shape
 from tunedgemm.testing.fakes import fake_registry
-from tunedgemm.tuner.accuracy import worst_row_error
 
 #: Shapes of the op that states no examples.
 FLOATS = (Shape("a16w16", 64, 256, 512), Shape("a16w16", 64, 256, 512, "fp8_e4m3fn", "bf16", scale="tensor"))

@@ -7,12 +7,15 @@ from typing import Any
 
 import attrs
 
+from tunedgemm.backends.backend import Backend
+from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device
 from tunedgemm.ops.key import Key
 from tunedgemm.ops.op import Function
 from tunedgemm.process.plugin_guard import described
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.table.deny import DenyList
 
 
 @attrs.frozen(eq=False)
@@ -87,7 +90,10 @@ class LauncherCache:
 
 
 class Vetoes(dict[tuple[Shape, int, Solution | None], str]):
-    """Why solutions failed in this process, by (shape, device index, solution)."""
+    """Why solutions failed in this process, by (shape, device index, solution); deny lists deny others."""
+
+    #: The deny lists, read at the first need; a cached property would hold a lock over a fork.
+    _deny_list: DenyList | None = None
 
     def add(self, served: Served, error: BaseException) -> bool:
         """Veto the solution of a launcher that raised; return whether it was not vetoed before."""
@@ -95,6 +101,15 @@ class Vetoes(dict[tuple[Shape, int, Solution | None], str]):
         reason = f"failed in this process: {described(error)}"
         return self.setdefault(place, reason) is reason
 
-    def against(self, shape: Shape, device: Device) -> Callable[[Solution], str] | None:
-        """Return a function from a solution to its veto or ""; None while nothing is vetoed."""
-        return (lambda solution: self.get((shape, device.index, solution), "")) if self else None
+    def against(self, shape: Shape, device: Device, registry: Registry) -> Callable[[Solution], str] | None:
+        """Return a function from a solution to why it must not serve or ""; None if all may."""
+
+        def version_of(libtype: str) -> str:
+            backend = registry.get(libtype)
+            return backend.library_version(device) if isinstance(backend, Backend) else ""
+
+        deny_list = self._deny_list = self._deny_list or DenyList.load()
+        denied = deny_list.against(shape, device, version_of)
+        if not self:
+            return denied
+        return lambda solution: self.get((shape, device.index, solution), "") or (denied(solution) if denied else "")

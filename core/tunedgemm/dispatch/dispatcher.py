@@ -31,6 +31,7 @@ from tunedgemm.dispatch.preshuffle import preferred_weight
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.traced import register_hot_function
 from tunedgemm.dispatch.turns import Turns
+from tunedgemm.dispatch.verification import with_samples
 from tunedgemm.dispatch.warming import has_memory, prewarm_shapes, random_operands
 from tunedgemm.dispatch.without_memory import product_of_none, serve_without_memory
 from tunedgemm.dispatch.wrappers import OnDevice, adapted, is_elsewhere
@@ -110,13 +111,12 @@ class Dispatcher:
         self.preferences: dict[tuple[Any, ...], bool] = {}
         self._vetoes = Vetoes()
         self._capture: Capture | None = recorder(self.op) if self.settings.capture else None
-        on_miss: Callable[[Shape, Device], bool] | None = None
-        background: Background | None = None
+        self.on_miss: Callable[[Shape, Device], bool] | None = None
+        self.background: Background | None = None
         if self._table is None and self.settings.tunes_online(self.op.name):  # a table that was given gets no rows
             from tunedgemm.dispatch.online import attach  # imports that serving does not need
 
-            on_miss, background = attach(self)
-        self.on_miss, self.background = on_miss, background
+            self.on_miss, self.background = attach(self)
         if self._capture is not None or self.background is not None:
             watch_graphs()
         self.cache.clear()
@@ -148,7 +148,7 @@ class Dispatcher:
         """Explain what would serve a shape and why; an absent device binds nothing."""
         device, shape = device or current_device(), self.op.as_asked(shape)
         candidates = offers(shape, device, self.table, self.registry, self.settings.untuned)
-        found, _ = choose(candidates, shape, device, self.registry, self._vetoes.against(shape, device))
+        found, _ = choose(candidates, shape, device, self.registry, self._vetoes.against(shape, device, self.registry))
         return with_source(with_elsewhere(found, self.table), self.registry)
 
     def call(self, *operands: torch.Tensor | None, otype: torch.dtype | None = None, **fields: Any) -> torch.Tensor:
@@ -198,8 +198,8 @@ class Dispatcher:
             self.renew()
         if self.cache.outdated and may_synchronize(call.operands[0]):
             self.cache.unbind(self._bound, (shape, call.device.index))
-        launcher, solution, bound = self._choose_launcher(call)
-        launcher = self.with_capture(launcher, shape, call.operands, is_tunable=bound is not None)
+        chosen, solution, bound = self._choose_launcher(call)
+        launcher = self.with_capture(with_samples(self, chosen, call, solution), shape, call.operands, is_tunable=bound is not None)
         if call.device.index >= 0 and is_elsewhere(call.device):
             launcher = OnDevice(launcher, call.device.index)
         served = Served(launcher, shape, call.device.index, solution)
@@ -276,10 +276,10 @@ class Dispatcher:
         if served is not None and (isinstance(served.launcher, OnDevice) or not is_elsewhere(device_of(served.index))):
             if served.solution in (None, NATIVE):
                 raise error
-            self._veto(served, error)
+            self.veto(served, error)
         return self.resolve(call)
 
-    def _veto(self, served: Served, error: BaseException) -> None:
+    def veto(self, served: Served, error: BaseException) -> None:
         """Veto a solution for its shape, and drop its launchers."""
         place = served.shape, served.index
         with self._lock:
@@ -349,7 +349,7 @@ class Dispatcher:
 
     def _choose(self, shape: Shape, device: Device, table: Table, vetoes: Vetoes) -> Bound:
         untried = offers(shape, device, table, self.registry, self.settings.untuned)
-        explanation, launcher = choose(untried, shape, device, self.registry, vetoes.against(shape, device) if vetoes else None)
+        explanation, launcher = choose(untried, shape, device, self.registry, vetoes.against(shape, device, self.registry))
         if table.invariant and not explanation.offer.bit_class:
             report_no_class(explanation, table, self.cache, self._bound)
         if launcher is None:

@@ -42,6 +42,7 @@ class Settings:
         online_libtype: ``TUNEDGEMM_ONLINE_LIBTYPE``: the ``--libtype`` of online tuning.
         batch_invariant: ``TUNEDGEMM_BATCH_INVARIANT``: serve by one bit class for each weight, so
             that the bits of a row do not depend on M.
+        verify: ``TUNEDGEMM_VERIFY``: share of the calls that torch computes, too, to compare.
     """
 
     capture: bool = False
@@ -53,6 +54,7 @@ class Settings:
     online_seconds: float = ONLINE_SECONDS
     online_libtype: str = "all"
     batch_invariant: bool = False
+    verify: float = 0.0
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -68,12 +70,13 @@ class Settings:
             online_seconds=read("TUNEDGEMM_ONLINE_SECONDS", environment),
             online_libtype=read("TUNEDGEMM_ONLINE_LIBTYPE", environment),
             batch_invariant=read(BATCH_INVARIANT, environment),
+            verify=read("TUNEDGEMM_VERIFY", environment),
         )
 
     @property
     def passive(self) -> Settings:
-        """Return these settings without capture and online tuning, to inspect shapes only."""
-        return attrs.evolve(self, capture=False, online=False, online_moe=False, background=False)
+        """Return these settings without capture, online tuning and verification, to inspect shapes only."""
+        return attrs.evolve(self, capture=False, online=False, online_moe=False, background=False, verify=0.0)
 
     def tunes_online(self, op: str) -> bool:
         """Check whether shapes of an op are tuned at their first call or in the background.

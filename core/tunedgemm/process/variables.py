@@ -113,6 +113,23 @@ class Number(Kind):
 
 
 @attrs.frozen
+class Share(Kind):
+    """A number from 0 to 1."""
+
+    default: Any = 0.0
+
+    def parse(self, text: str) -> float:
+        """Return the number."""
+        try:
+            share = float(text)
+        except ValueError:
+            share = math.nan
+        if not 0 <= share <= 1:
+            raise BadValue(f"must be a share from 0 to 1, such as 1e-6 (got {text!r})")
+        return share
+
+
+@attrs.frozen
 class Words(Kind):
     """Comma-separated words of a closed list; none means all.
 
@@ -186,6 +203,7 @@ _SECONDS_OF_START = Number(8.0, "seconds")
 KINDS: Mapping[str, Kind] = {
     "AITER_BF16_FP8_MOE_BOUND": Number(256, "tokens", whole=True),
     "AITER_FORCE_A8W4": Switch(),
+    "AITER_GEMM_UNSUPPORTED_CSV": Kind(),
     "AITER_LOG_TUNED_CONFIG": Switch(),
     "AITER_ONLINE_TUNE": Switch(),
     "AITER_SITUV2_A4W4": Switch(),
@@ -200,6 +218,7 @@ KINDS: Mapping[str, Kind] = {
     "HIP_ONLINE_TUNING": Switch(),
     "TUNEDGEMM_BATCH_INVARIANT": Switch(),
     "TUNEDGEMM_CACHE": Folder(),
+    "TUNEDGEMM_DENY": Kind(),
     "TUNEDGEMM_FALLBACK": Libtypes(UNTUNED),
     "TUNEDGEMM_HOME": Folder(),
     "TUNEDGEMM_MAX_FILE_MIB": Number(0, "MiB", least=1, whole=True),
@@ -212,6 +231,7 @@ KINDS: Mapping[str, Kind] = {
     "TUNEDGEMM_SHARED_CACHE": Folder(),
     "TUNEDGEMM_TEST_DEVICE": Kind(),
     "TUNEDGEMM_TRUSTED_KEYS": Folder(),
+    "TUNEDGEMM_VERIFY": Share(),
     "TUNEDGEMM_VLLM": Switch(others=("unpacked",)),
     "TUNEDGEMM_VLLM_LAYERS": Words(words=("unquantized", "fp8_w8a8", "fp8_block_w8a8", "int8_w8a8", "experts")),
     "TUNEDGEMM_VLLM_SECONDS": _SECONDS_OF_START,

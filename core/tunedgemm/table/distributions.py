@@ -1,6 +1,7 @@
 """Tables in installed distributions, found by entry points without importing them. Torch-free.
 
-An entry point of group ``tunedgemm.tables`` names a package whose CSV files are published tables.
+An entry point of group ``tunedgemm.tables`` names a package whose CSV files are published tables,
+and at most one deny list.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from tunedgemm.text.printable import warn_once
 
 GROUP = "tunedgemm.tables"
 
+#: Name of the user's deny list, and of that of a distribution. It needs no signature, because it
+#: can make no call wrong.
+DENY_FILE = "deny.csv"
+
 
 @attrs.frozen
 class Distribution:
@@ -28,11 +33,13 @@ class Distribution:
         label: name and version of the distribution.
         paths: (op name, published table) pairs, in order of file names.
         faults: why it has no tables, or why a file is not used.
+        deny_lists: its deny list, if it has one.
     """
 
     label: str
     paths: tuple[tuple[str, Path], ...] = ()
     faults: tuple[str, ...] = ()
+    deny_lists: tuple[Path, ...] = ()
 
     def of(self, op: str) -> tuple[Path, ...]:
         """Return the tables of an op."""
@@ -54,7 +61,8 @@ def _of_entry(entry: EntryPoint) -> Distribution:
         return Distribution(label, faults=(f"{label}: {fault}; install the distribution again",))
     paths: list[tuple[str, Path]] = []
     faults: list[str] = []
-    for path in sorted(folder.glob("*.csv")):
+    deny_lists = tuple(sorted(folder.glob(DENY_FILE)))
+    for path in sorted(set(folder.glob("*.csv")).difference(deny_lists)):
         try:
             stated = provenance_of(path)
         except TableError as error:
@@ -66,6 +74,6 @@ def _of_entry(entry: EntryPoint) -> Distribution:
             faults.append(f"{path}: a table of an unknown op (got {stated.op!r}); install the distribution that has the op")
         else:
             paths.append((stated.op, path))
-    if not paths and not faults:
+    if not paths and not faults and not deny_lists:
         faults.append(f"{label}: no table in {folder}; install the distribution again")
-    return Distribution(label, tuple(paths), tuple(faults))
+    return Distribution(label, tuple(paths), tuple(faults), deny_lists)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 import logging
@@ -95,6 +94,8 @@ class Table:
         self._named = tuple(named)
         self._examined: set[Device] = set()
         self._answers: dict[tuple[Any, ...], _Answers] = {}
+        self._rows: tuple[Row, ...] | None = None
+        self._sizes: Mapping[tuple[Shape, str], tuple[int, ...]] | None = None
 
     @classmethod
     def load(cls, op: Op, above: Sequence[Path] = (), layers: Sequence[TableLayer] | None = None, *, invariant: bool = False) -> Table:
@@ -126,10 +127,12 @@ class Table:
             return self
         return Table(self.op, (), self.problems, index=self._index, labels=self._labels, named=self._named, invariant=True)
 
-    @functools.cached_property
+    @property
     def rows(self) -> tuple[Row, ...]:
         """Return all readable rows by precedence; slow for a large table."""
-        return tuple(self._index.rows)
+        if self._rows is None:
+            self._rows = tuple(self._index.rows)
+        return self._rows
 
     def rows_for(self, device: Device) -> Iterator[Row]:
         """Yield the rows of this gfx and cu_num that may serve the device, by precedence."""
@@ -271,13 +274,15 @@ class Table:
                 rungs.setdefault(m, _NEAREST)
         return {**rungs, 0: _PINNED}
 
-    @functools.cached_property
+    @property
     def _tuned_m(self) -> Mapping[tuple[Shape, str], tuple[int, ...]]:
         """Map each group and class to the M of its rows, ascending."""
-        found: dict[tuple[Shape, str], set[int]] = {}
-        for row in self.rows:
-            found.setdefault((of_any_m(row.shape), row.bit_class), set()).add(row.shape.m)
-        return {group: tuple(sorted(sizes - {0})) for group, sizes in found.items()}
+        if self._sizes is None:
+            found: dict[tuple[Shape, str], set[int]] = {}
+            for row in self.rows:
+                found.setdefault((of_any_m(row.shape), row.bit_class), set()).add(row.shape.m)
+            self._sizes = {group: tuple(sorted(sizes - {0})) for group, sizes in found.items()}
+        return self._sizes
 
     def _equivalents(self, shape: Shape) -> Iterable[Shape]:
         """Return the shapes whose rows may serve a shape; in batch-invariant mode without one of other bits."""

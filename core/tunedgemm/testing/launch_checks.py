@@ -11,6 +11,7 @@ import pytest
 
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.dispatch.offer import own_choice
+from tunedgemm.ops.accuracy import MAX_ERROR_RATIO, same_bits
 from tunedgemm.ops.formats.tensor_bytes import duplicate, overwrite
 from tunedgemm.process.process_state import kept_switches
 from tunedgemm.solution import Solution, Unsupported
@@ -23,7 +24,6 @@ from tunedgemm.testing.launching import (
     work_of_children,
 )
 from tunedgemm.testing.sharing import fault_of_graphs, fault_of_threads
-from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO, same_bits
 from tunedgemm.tuner.foldings import foldings
 from tunedgemm.tuner.served import Served
 from tunedgemm.tuner.verify import Verifier, rows_of

@@ -15,12 +15,12 @@ from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.ops import op_named
+from tunedgemm.ops.accuracy import MAX_ERROR_RATIO, errors
 from tunedgemm.ops.formats.shuffle import plain_weight
 from tunedgemm.ops.formats.tensor_bytes import duplicate
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
-from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO, errors
 from tunedgemm.tuner.watching import Poisoned
 
 #: Most bytes of cached operands and references, for later checks and other backends.

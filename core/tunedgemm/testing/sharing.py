@@ -14,9 +14,9 @@ from typing import Any
 import attrs
 
 from tunedgemm.backends.launcher import Launcher
+from tunedgemm.ops.accuracy import same_bits
 from tunedgemm.ops.formats.tensor_bytes import duplicate, overwrite
 from tunedgemm.testing.launching import launch
-from tunedgemm.tuner.accuracy import same_bits
 
 Operands = tuple[Any, ...]
 #: Returns the fault of an output, given the index of its operands; "" for a right one.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -15,6 +15,7 @@ from tunedgemm.ops.op import Op
 from tunedgemm.process.plugin_guard import described
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.table.deny import DenyList
 from tunedgemm.tuner.compilers import Compilers
 from tunedgemm.tuner.search import FULL, QUICK, Search
 from tunedgemm.tuner.trial import Options, Place, Task
@@ -70,6 +71,7 @@ class OpenDevice:
         self.finished = 0
         self._listed: dict[Shape, Listing] = {}
         self._losses = Counter[str]()
+        self._deny_list = DenyList.load()
         self._stated: dict[str, bool] = {}
         self._quick: dict[str, bool] = {}
 
@@ -155,10 +157,18 @@ class OpenDevice:
                 _log.info("%s: %s does not support it: %s", shape, libtype, reason)
                 return (), reason
             listed = self._ask_backend(libtype, "enumerate_solutions", "solutions", libtype, shape)
-            return listed, "" if listed else self._ask_backend(libtype, "lacks", "why_none", libtype, shape)
+            if not listed:
+                return (), self._ask_backend(libtype, "lacks", "why_none", libtype, shape)
+            allowed = self._allowed(shape, listed)
+            return allowed, "" if allowed else "deny lists deny all of its kernels"
         except PluginError as error:
             _log.warning("%s: left out: %s", shape, error)
             return (), str(error)
+
+    def _allowed(self, shape: Shape, solutions: Iterable[Solution]) -> tuple[Solution, ...]:
+        """Return the solutions that no deny list denies."""
+        denied = self._deny_list.against(shape, self.place.device, lambda libtype: self.versions.get(libtype, ""))
+        return tuple(solution for solution in solutions if denied is None or not denied(solution))
 
     def neighbours(self, shape: Shape, leaders: Sequence[Solution], known: Container[Solution] = ()) -> list[Solution]:
         """Return the neighbours of the leaders that are not known; a backend whose `refine` fails offers none."""
@@ -167,7 +177,9 @@ class OpenDevice:
             own = tuple(leader for leader in leaders if leader.libtype == libtype)
             try:
                 asked: Sequence[Solution] = self._ask_backend(libtype, "refine", "neighbours", shape, own)
-                near += [solution for solution in asked if solution not in known][: self._search(libtype).near or None]
+                near += [solution for solution in self._allowed(shape, asked) if solution not in known][
+                    : self._search(libtype).near or None
+                ]
             except PluginError as error:
                 _log.warning("%s: neighbours left out: %s", shape, error)
         return near

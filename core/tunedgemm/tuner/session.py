@@ -23,6 +23,7 @@ from tunedgemm.device import Device, device_of
 from tunedgemm.errors import PluginError, TunedGemmError
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops import op_named
+from tunedgemm.ops.accuracy import with_flags
 from tunedgemm.ops.formats.tensor_bytes import fingerprint
 from tunedgemm.ops.op import Op
 from tunedgemm.process.plugin_guard import described
@@ -30,7 +31,6 @@ from tunedgemm.process.process_state import kept_torch_switches
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.accuracy import with_flags
 from tunedgemm.tuner.bits import Bits, StandardOperands, measure
 from tunedgemm.tuner.candidates import baseline, candidates, refusal
 from tunedgemm.tuner.rounds import Workload

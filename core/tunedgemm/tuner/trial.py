@@ -12,6 +12,7 @@ import attrs
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device
 from tunedgemm.errors import OutOfResources, TunedGemmError, UserError
+from tunedgemm.ops.accuracy import MAX_ERROR_RATIO
 from tunedgemm.ops.op import Op
 from tunedgemm.process.memory import is_out_of_memory
 from tunedgemm.process.plugin_guard import described
@@ -19,7 +20,6 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Problem
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO
 
 #: Most compiler processes.
 _MOST_JOBS = 1024

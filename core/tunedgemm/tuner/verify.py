@@ -18,12 +18,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.dtype import torch_dtype
+from tunedgemm.ops.accuracy import LIFTED, errors, same_bits
 from tunedgemm.ops.formats.tensor_bytes import duplicate, fingerprint, overwrite, raw
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.accuracy import LIFTED, errors, same_bits
 from tunedgemm.tuner.trial import WrongOutput, failed
 from tunedgemm.tuner.watching import Poisoned, Traced, storages_of
 

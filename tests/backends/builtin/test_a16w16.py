@@ -12,10 +12,10 @@ from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops import op_named
+from tunedgemm.ops.accuracy import worst_row_error
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.testing.listed import listed
-from tunedgemm.tuner.accuracy import worst_row_error
 
 GPU = Device("sm_90", 132)
 OP = op_named("a16w16")

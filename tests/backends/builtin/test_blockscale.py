@@ -6,9 +6,9 @@ from tunedgemm.backends.builtin import blockscale
 from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.ops import op_named
+from tunedgemm.ops.accuracy import worst_row_error
 from tunedgemm.ops.scale_order import with_order
 from tunedgemm.testing.listed import listed
-from tunedgemm.tuner.accuracy import worst_row_error
 
 OP = op_named("a8w8_blockscale")
 H200 = Device("sm_90", 132, "nvidia-h200")

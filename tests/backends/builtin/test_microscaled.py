@@ -8,12 +8,12 @@ from tunedgemm.backends.builtin.microscaled import family
 from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.ops import op_named
+from tunedgemm.ops.accuracy import worst_row_error
 from tunedgemm.ops.formats.scales import unswizzle_scale
 from tunedgemm.ops.formats.weight_only import Weight, decode
 from tunedgemm.ops.weight_formats import FORMATS
 from tunedgemm.shape import Shape
 from tunedgemm.testing.listed import listed
-from tunedgemm.tuner.accuracy import worst_row_error
 
 NAMES = ("a8w8_mxfp8", "a4w4_nvfp4")
 H200, MI355X = Device("sm_90", 132, "nvidia-h200"), Device("gfx950", 256, "amd-instinct-mi355x")

@@ -14,11 +14,11 @@ from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops import op_named, ops
+from tunedgemm.ops.accuracy import MAX_ERROR_RATIO, error_ratio, worst_row_error
 from tunedgemm.ops.formats.shuffle import plain_weight
 from tunedgemm.solution import Solution
 from tunedgemm.testing.conformance import BackendConformance
 from tunedgemm.testing.shapes import DEVICES, shapes_of
-from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO, error_ratio, worst_row_error
 
 QUANTISED = [name for name in builtin.backend.ops if name != "a16w16"]
 SHAPES = [shape for name in QUANTISED for shape in shapes_of(name)]

@@ -5,9 +5,9 @@ import torch
 from tunedgemm.backends.builtin.weight_only import family
 from tunedgemm.device import Device
 from tunedgemm.ops import op_named
+from tunedgemm.ops.accuracy import worst_row_error
 from tunedgemm.shape import Shape
 from tunedgemm.testing.listed import listed
-from tunedgemm.tuner.accuracy import worst_row_error
 
 OP = op_named("a16wn")
 H200 = Device("sm_90", 132, "nvidia-h200")

@@ -8,6 +8,7 @@ import io
 import pytest
 import torch
 from tunedgemm.errors import OperandError
+from tunedgemm.ops.accuracy import same_bits
 from tunedgemm.ops.formats.scales import (
     E8M0,
     ShuffledScale,
@@ -20,7 +21,6 @@ from tunedgemm.ops.formats.scales import (
 from tunedgemm.ops.formats.shuffle import plain_weight
 from tunedgemm.ops.formats.tensor_bytes import duplicate
 from tunedgemm.testing.listed import listed
-from tunedgemm.tuner.accuracy import same_bits
 
 PLAIN = torch.arange(512 * 8).remainder(251).to(torch.uint8).view(512, 8)
 

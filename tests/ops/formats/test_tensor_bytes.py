@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from tunedgemm.dtype import DTYPES
+from tunedgemm.ops.accuracy import same_bits
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight
 from tunedgemm.ops.formats.tensor_bytes import duplicate, moved, overwrite, raw
 from tunedgemm.testing.listed import listed
-from tunedgemm.tuner.accuracy import same_bits
 
 KINDS = [getattr(torch, name) for name, _ in DTYPES.values()]
 

@@ -13,10 +13,10 @@ from tunedgemm.analysis.compare.production import Choice, Production, Side
 from tunedgemm.analysis.compare.verdict import SEQUENTIAL, Change, Served
 from tunedgemm.backends.registry import Registry
 from tunedgemm.ops import op_named
+from tunedgemm.ops.accuracy import with_flags
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.accuracy import with_flags
 from tunedgemm.tuner.executors.local import devices
 from tunedgemm.tuner.measure import median_and_noise
 from tunedgemm.tuner.select import TIE

@@ -91,7 +91,7 @@ def pairs(registry: Registry, device: Device) -> list[tuple[str, Backend]]:
 
 def examine(op_name: str, backend: Backend, device: Device, torchs: Backend) -> Result:
     """Run a backend on an op: verify its output, then compare its time with torch's."""
-    from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO
+    from tunedgemm.ops.accuracy import MAX_ERROR_RATIO
     from tunedgemm.tuner.rounds import Workload
     from tunedgemm.tuner.trial import Samples
     from tunedgemm.tuner.verify import Verifier

@@ -19,6 +19,7 @@ from tunedgemm.ops import ops
 from tunedgemm.ops.op import Op
 from tunedgemm.process.variables import switched_on
 from tunedgemm.solution import Unsupported
+from tunedgemm.table.deny import deny_paths, read_denials
 from tunedgemm.table.distributions import distributions
 from tunedgemm.table.folders import TableLayer, table_layers
 from tunedgemm.table.index import Index, RowSource
@@ -148,6 +149,12 @@ def tables(registry: Registry, device: Device, now: float | None = None) -> Sect
                 of_file = examiner.of_file(op, layer, path)
                 facts += of_file[0]
                 faults += of_file[1]
+    for path in deny_paths():
+        entries, problems = read_denials(path)
+        facts.append(Fact("deny list", str(path), {"entries": len(entries)}))
+        faults += [
+            Fault(str(path), f"denies nothing (got: {_less_path(str(problem), path)})", "mend the deny list") for problem in problems
+        ]
     return Section("tables", tuple(facts), tuple(faults))
 
 

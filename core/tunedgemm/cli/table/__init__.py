@@ -13,7 +13,7 @@ _FILE = "a tuned CSV, or the bare name of a shipped one"
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", metavar="show|check|merge|diff|export|publish", required=True)
+    actions = parser.add_subparsers(dest="action", metavar="show|check|merge|diff|export|publish|deny", required=True)
 
     show = _action(actions, "show", "print the rows of a table")
     show.add_argument("file", nargs="?", help=f"{_FILE}; default: the merged layers that dispatch uses")
@@ -37,6 +37,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     export = _action(actions, "export", "write a table that AITER reads: its columns, its libtypes, one row a key")
     export.add_argument("--aiter", metavar="OUT", type=expanded, required=True, help="the new table, which must not exist")
     export.add_argument("inputs", metavar="IN", nargs="*", help=f"{_FILE}; default: the merged layers that dispatch uses")
+
+    deny = _action(actions, "deny", "deny a kernel that must serve no call; without a kernel or a shape, list what is denied")
+    deny.add_argument("--libtype", default="", help="the backend; default: every backend but torch")
+    deny.add_argument("--kernel", default="", metavar="NAME", help="the kernel's name, as in tables; default: every kernel")
+    deny.add_argument("--set", action="append", default=[], metavar="COLUMN=TEXT", help="a column that the shape must have; repeatable")
+    deny.add_argument("--gfx", default="", help="the architecture; default: any")
+    deny.add_argument("--libver", default="", metavar="START", help="start of the library's version; default: any")
+    deny.add_argument("--reason", default="", help="why, for messages")
+    deny.add_argument("-o", "--output", metavar="FILE", type=expanded, help="the deny list; default: deny.csv in the user folder")
 
     publish = _action(actions, "publish", "write a table with its provenance and a checksum, as one file to share")
     publish.add_argument("file", help=f"{_FILE}; it is not changed")

@@ -19,6 +19,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Unsupported
 from tunedgemm.table.bit_classes import class_faults
 from tunedgemm.table.csvfile import read_rows
+from tunedgemm.table.deny import DenyList
 from tunedgemm.table.folders import named_file
 from tunedgemm.table.lookup import Table
 from tunedgemm.table.published import provenance_of
@@ -128,7 +129,7 @@ def _classes(file: Path, rows: Sequence[Row]) -> Iterator[str]:
 
 def _notes(file: Path, rows: Sequence[Row]) -> Iterator[str]:
     """Yield the rows that are valid but unusable here."""
-    registry, reasons, versions = Registry(), defaultdict(list), defaultdict(list)
+    registry, reasons, versions, deny_list = Registry(), defaultdict(list), defaultdict(list), DenyList.load()
     joint = [row for row in rows if JOINT in row.solution.libtype and not registry.runners(row.shape.op, row.solution.libtype)]
     if joint:
         kinds = ", ".join(sorted({row.solution.libtype for row in joint}))
@@ -142,7 +143,7 @@ def _notes(file: Path, rows: Sequence[Row]) -> Iterator[str]:
         if not row.gfx or not row.valid:
             continue  # it names no device, or never wins
         device = as_present(Device(row.gfx, row.cu_num))
-        if reason := row_refusal(row, device, registry):
+        if reason := _denial(row, device, registry, deny_list) or row_refusal(row, device, registry):
             reasons[f"{row.solution.libtype}: {reason}"].append(row.line)
         elif row.libver and (now := _version_of(row, device, registry)) not in ("", row.libver):
             versions[f"{row.solution.libtype}: tuned with {row.libver}, now {now}"].append(row.line)
@@ -152,6 +153,12 @@ def _notes(file: Path, rows: Sequence[Row]) -> Iterator[str]:
     for reason, lines in reasons.items():
         count = f"{len(lines)} rows are misses here, the first in line" if len(lines) > 1 else "one row is a miss here, in line"
         yield f"note: {file}: {count} {lines[0]}: {reason}"
+
+
+def _denial(row: Row, device: Device, registry: Registry, deny_list: DenyList) -> str:
+    """Return the entry of a deny list that denies a row's kernel; "" without one."""
+    denied = deny_list.against(row.shape, device, lambda _: _version_of(row, device, registry))
+    return denied(row.solution) if denied else ""
 
 
 def _elsewhere(file: Path, rows: Sequence[Row], op: Op) -> Iterator[str]:

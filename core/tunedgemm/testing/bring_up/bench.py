@@ -15,12 +15,12 @@ from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device
 from tunedgemm.ops import op_named
+from tunedgemm.ops.accuracy import MAX_ERROR_RATIO
 from tunedgemm.process.plugin_guard import attempt
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.testing.launching import Case
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO
 from tunedgemm.tuner.verify import Verifier
 
 #: Seconds after which a launch counts as hung, and a compilation or a run of the tuner as late.

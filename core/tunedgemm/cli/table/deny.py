@@ -1,0 +1,43 @@
+"""``table deny``: entries of deny lists."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+
+from tunedgemm.errors import UserError
+from tunedgemm.ops import DEFAULT_OP
+from tunedgemm.table.deny import Denial, DenyList, add_denial, deny_paths, user_list
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Add an entry to a deny list, or print all entries; return 1 if a line of a list is unusable."""
+    if not (arguments.libtype or arguments.kernel or arguments.set):
+        return _show()
+    if arguments.kernel and not arguments.libtype:
+        raise UserError(f"--kernel: needs the backend of {arguments.kernel}; add --libtype")
+    if not arguments.reason.strip():
+        raise UserError("--reason: is empty; state why, because others will read the list")
+    fields = [tuple(part.strip() for part in text.partition("=")[::2]) for text in arguments.set]
+    if bare := [text for text, (_, value) in zip(arguments.set, fields, strict=True) if not value]:
+        raise UserError(f"--set: must be COLUMN=TEXT, such as M=16 (got {bare[0]!r})")
+    denial = Denial(
+        arguments.op or DEFAULT_OP, tuple(fields), arguments.libtype, arguments.kernel, arguments.libver, arguments.gfx,
+        reason=arguments.reason.strip(), date=datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
+    )  # fmt: skip
+    path = arguments.output or user_list()
+    print(f"{path}: {'added' if add_denial(path, denial) else 'already has this entry'}: {denial.text()}")
+    if path not in deny_paths():
+        print(f"no process reads it yet: name it in TUNEDGEMM_DENY, or leave out -o to write {user_list()}")
+    return 0
+
+
+def _show() -> int:
+    listed = DenyList.load()
+    for entry in listed.entries:
+        print(f"{entry.source}: {entry.text()}: {entry.reason or 'no reason is stated'}" + (f" ({entry.date})" if entry.date else ""))
+    for problem in listed.problems:
+        print(f"denies nothing: {problem}")
+    if not listed.entries and not listed.problems:
+        print(f"nothing is denied; `tunedgemm table deny --libtype NAME --kernel NAME --reason TEXT` adds to {user_list()}")
+    return 1 if listed.problems else 0
