@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
+from tunedgemm.ops import accuracy
 from tunedgemm.ops.accuracy import error_ratio, worst_row_error
 from tunedgemm.ops.op import Tolerance
 from tunedgemm.testing.listed import listed
-from tunedgemm.ops import accuracy
 
 TIGHT = Tolerance(atol=0.1, rtol=0.01, row_error=0.01)
 
