@@ -19,8 +19,8 @@ from tunedgemm.tools.files import artifact
 
 from tunedgemm_engines import ahead
 from tunedgemm_engines.phases import phase
-from tunedgemm_engines.routes import Route, routes, rows_of
-from tunedgemm_engines.rows import PREFILL_M, UNTUNED_M, routing, untuned_sizes
+from tunedgemm_engines.routes import Route, routes
+from tunedgemm_engines.rows import PREFILL_M, UNTUNED_M, routing, rows_of, untuned_sizes
 from tunedgemm_engines.scales import at_m, explain_row
 from tunedgemm_engines.start import spared
 from tunedgemm_engines.timing import Arms, difference_of, faster, needed

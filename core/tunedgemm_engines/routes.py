@@ -68,8 +68,8 @@ class Route:
             warm-up.
         invariant: whether batch-invariant mode is on.
         bit_class: the weight's class in the mode; "" for none.
-        settle: gives all layers to ours at every M, or for a reason to the engine's kernel, and frees
-            the other layout; None for layers whose layout both sides read.
+        settle: gives all layers to ours at every M, or for a reason to the engine's kernel; None for
+            a layout that both read.
         outcome: why ours has all layers.
     """
 
@@ -376,7 +376,9 @@ def summary(sizes: Sequence[int], device: Device, engine: str = "vLLM", stale: s
         layers += len(route.layers) if served else 0
         untuned += len(route.layers) if served & route.untuned else 0
         if route.settle is not None:
-            lines.append(f"tunedgemm: {len(route.layers)} layers with {route.shape} keep the loaded layout, ours at every M: {route.outcome}")
+            lines.append(
+                f"tunedgemm: {len(route.layers)} layers with {route.shape} keep the loaded layout, ours at every M: {route.outcome}"
+            )
         elif not route.calls and stale:
             first = next(iter(route.layers))
             lines.append(f"tunedgemm: {len(route.layers)} layers with {route.shape} never reached the tables (as {first}): {stale}")

@@ -40,7 +40,7 @@ _unrouted: dict[str, list[str]] = {}
 
 @phase("routing")
 def unserved_reason(
-    op: str, n: int, k: int, *, scale: str = "none", dtype: str = "", layer: str = "", extra: Fields = ()
+    op: str, n: int, k: int, *, scale: str = "none", dtype: str = "", layer: str = "", extras: tuple[Fields, ...] = ()
 ) -> str:
     """Return why a layer keeps the engine's kernel; "" if it is routed.
 
@@ -50,7 +50,8 @@ def unserved_reason(
         scale: granularity of its scales.
         dtype: prefix of its operand dtype.
         layer: name of the layer, for `unrouted`.
-        extra: further fields of its shape, of ops whose rows name the weight's format.
+        extras: further fields of its shape, for each format that its weight may have; of ops whose
+            rows name the format.
     """
     try:
         op_dispatcher = dispatcher(op)
@@ -59,14 +60,14 @@ def unserved_reason(
             return ""
         device, table = current_device(), op_dispatcher.table
         weights = _weights(table, device.index)
-        if any(kind == scale and of.startswith(dtype) and extra in ((), own) for of, kind, own in weights.get((n, k), ())):
+        if any(kind == scale and of.startswith(dtype) and (not extras or own in extras) for of, kind, own in weights.get((n, k), ())):
             return ""
-        of = _DTYPES.get(dtype, dtype)
-        shape = Shape(op, 1, n, k, of, "bf16" if scale != "none" and not extra else of, scale=scale, extra=extra)
-        if device.index >= 0 and _has_untuned(shape, device, settings):
+        of, out = _DTYPES.get(dtype, dtype), "bf16" if scale != "none" and not extras else ""
+        shapes = [Shape(op, 1, n, k, of, out, scale=scale, extra=extra) for extra in extras or ((),)]
+        if device.index >= 0 and any(_has_untuned(shape, device, settings) for shape in shapes):
             return ""
-        named = "".join(f", {name}={value}" for name, value in extra) or f", scales by {scale}"
-        reason = f"no {'class row' if invariant else 'row'} of {op} with N={n}, K={k}{named}"
+        named = " or ".join(", ".join(f"{name}={value}" for name, value in extra) for extra in extras) or f"scales by {scale}"
+        reason = f"no {'class row' if invariant else 'row'} of {op} with N={n}, K={k}, {named}"
         others = table.foreign(device)
         reason += f" for {device}; the table's rows are for {others}" if others else ""
     except Exception as error:  # a table is damaged, and a plugin may raise anything

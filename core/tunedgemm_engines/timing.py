@@ -88,7 +88,8 @@ def needed(operands: tuple[Any, ...]) -> int:
     Args:
         operands: of the call of one layer, the weight second.
     """
-    return max(2, -(-_BYTES // max(1, operands[1].nbytes)))
+    size: int = operands[1].nbytes
+    return max(2, -(-_BYTES // max(1, size)))
 
 
 def difference_of(

@@ -6,21 +6,21 @@ would choose. `weight_only` decides who computes a layer, and keeps one layout o
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import attrs
 import torch
-from tunedgemm.integrations import plain
+from tunedgemm.plugin import UserError
 from tunedgemm.tools.launching import FORMATS, short_dtype
+from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.kernels import linear
 from vllm.model_executor.model_loader.utils import device_loading_context
-from vllm.platforms import current_platform
 
 from tunedgemm_engines.rows import record_unrouted, routing, unserved_reason
-from tunedgemm_engines.vllm_backend import AUTO, LISTS
+from tunedgemm_engines.vllm import replace_function
+from tunedgemm_engines.vllm_backend import AUTO, SCHEMES
 from tunedgemm_engines.vllm_kernels import Everywhere, answering, prefer
 from tunedgemm_engines.weight_only import OP, Stored, WeightOnly
 
@@ -31,7 +31,8 @@ _WEIGHT_ONLY = (
     "MarlinNvFp4LinearKernel", "FlashInferCuteDslNvFp4W4A16LinearKernel", "B12xNvFp4W4A16LinearKernel",
     "MarlinMxfp8LinearKernel", "EmulationMxfp8LinearKernel", "MarlinMxFp4LinearKernel",
 )  # fmt: skip
-_ASKED = "vLLM is asked for its own kernel"
+#: Attributes with weight and scales, without zero points and index.
+_NAMES = ("weight", "weight_scale", "", "")
 #: Whether vLLM is asked for its own kernel.
 _asking: list[bool] = []
 
@@ -52,19 +53,13 @@ class Kind:
     chosen: Callable[[Any], Any]
     w_format: str = ""
     per: int = 1
-    names: tuple[str, ...] = ("weight", "weight_scale", "", "", "")
+    names: tuple[str, ...] = (*_NAMES, "")
 
 
 #: vLLM's name of a scheme -> its kernels.
 KINDS = {
-    "mixed_precision": Kind("MPLinearKernel", lambda config: linear.choose_mp_linear_kernel(config)),
-    "nvfp4": Kind(
-        "NvFp4LinearKernel",
-        lambda _: linear.init_nvfp4_linear_kernel(),
-        "nvfp4",
-        2,
-        ("weight", "weight_scale", "", "", "weight_global_scale"),
-    ),
+    "mixed_precision": Kind("MPLinearKernel", lambda config: linear.choose_mp_linear_kernel(config)),  # noqa: PLW0108 - looked up when called
+    "nvfp4": Kind("NvFp4LinearKernel", lambda _: linear.init_nvfp4_linear_kernel(), "nvfp4", 2, (*_NAMES, "weight_global_scale")),
     "mxfp8": Kind("Mxfp8LinearKernel", lambda config: linear.init_mxfp8_linear_kernel(weight_shape=config.weight_shape), "mxfp8"),
     "mxfp4": Kind("MxFp4LinearKernel", lambda config: linear.init_mxfp4_linear_kernel(config.activation_quant_key), "mxfp4", 2),
 }
@@ -79,7 +74,7 @@ def install(schemes: Collection[str]) -> None:
     missing = []
     for scheme in schemes:
         kind = KINDS[scheme]
-        kernels, base = getattr(linear, LISTS[scheme], None), getattr(linear, kind.base, None)
+        kernels, base = getattr(linear, SCHEMES[scheme], None), getattr(linear, kind.base, None)
         if kernels is None or base is None:
             missing.append(scheme)
             continue
@@ -105,9 +100,10 @@ class _WeightOnlyKernel(Everywhere):
     """Kernel of weights alone: `tunedgemm.gemm_a16wn`, or vLLM's kernel where that is faster."""
 
     kind: Kind
+    config: Any
 
     def __init__(self, config: Any, *names: Any, theirs: Any = None, **named: Any) -> None:
-        super().__init__(config, *names, **named)
+        super().__init__(config, *names, **named)  # type: ignore[call-arg]  # of vLLM's base
         theirs = theirs or _own(self.kind, config)
         self._whole = WeightOnly("vLLM", theirs(config, *names, **named) if isinstance(theirs, type) else theirs, device_loading_context)
 
@@ -120,7 +116,7 @@ class _WeightOnlyKernel(Everywhere):
     def can_implement(cls, config: Any) -> str:
         """Require weights alone, and rows if the weight's size is known."""
         if _asking:
-            return _ASKED
+            return "vLLM is asked for its own kernel"
         if not cls.kind.w_format:
             return _unserved_int4(config)
         own = _own(cls.kind, config)
@@ -131,7 +127,7 @@ class _WeightOnlyKernel(Everywhere):
         sizes, form = getattr(config, "weight_shape", None), FORMATS[cls.kind.w_format]
         if getattr(config, "bmm_batch_size", None) is not None:
             return "needs one matrix"
-        return unserved_reason(OP, *sizes, scale="block", extra=_fields(form.name, form.groups[0])) if sizes else ""
+        return unserved_reason(OP, *sizes, scale="block", extras=(_fields(form.name, form.groups[0]),)) if sizes else ""
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Keep the loaded layout until the routes are timed, or let vLLM's kernel repack it."""
@@ -174,19 +170,59 @@ def _fields(w_format: str, group: int) -> tuple[tuple[str, int | str], ...]:
 def _unserved_int4(config: Any) -> str:
     """Return why a layer of integer weights keeps vLLM's kernel, before its layout is known."""
     group, has_index = max(0, config.group_size), getattr(config, "has_g_idx", False)
-    (k, n), kind = config.partition_weight_shape, f"{config.weight_type}"
+    k, n = config.partition_weight_shape
     names = ("awq_int4", "ct_int4_zp") if config.zero_points else ("gptq_int4_order",) if has_index else ("gptq_int4", "ct_int4")
+    known = f"{config.weight_type}" == ("uint4" if config.zero_points else "uint4b8") and config.act_type in _DTYPES
     reason = ""
-    if kind != ("uint4" if config.zero_points else "uint4b8") or config.act_type not in _DTYPES or (has_index and config.zero_points):
-        reason = f"no format for weights of {kind} and activations of {config.act_type}".replace("torch.", "")
+    if not known or (has_index and config.zero_points):
+        reason = f"no format for weights of {config.weight_type} and activations of {config.act_type}".replace("torch.", "")
     elif has_index and k != config.full_weight_shape[0]:
         reason = "act-order with sharded K needs the scales of all groups"
     if reason:
         record_unrouted(reason, "")
         return reason
-    fields = [_fields(name, 0 if group == k else group) for name in names]
-    dtype = short_dtype(config.act_type)
-    for each in fields[:-1]:
-        if has_rows(OP, n, k, scale="block", dtype=dtype, extra=each):
-            return ""
-    return unserved_reason(OP, n, k, scale="block", dtype=dtype, extra=fields[-1])
+    extras = tuple(_fields(name, 0 if group == k else group) for name in names)
+    return unserved_reason(OP, n, k, scale="block", dtype=short_dtype(config.act_type), extras=extras)
+
+
+def _stored_int4(kernel: Any, layer: Any) -> Stored:
+    """Return how a layer stores int4, by what vLLM's parameters say of their dimensions.
+
+    vLLM hands AWQ weights over in GPTQ's order.
+
+    Raises:
+        UserError: the layout is not one of these.
+    """
+    config, weight = kernel.config, getattr(layer, kernel.w_q_name)
+    has_index = getattr(config, "has_g_idx", False)
+    zeros, is_kn = (kernel.w_zp_name if config.zero_points else ""), weight.input_dim == 0
+    names = (kernel.w_q_name, kernel.w_s_name, zeros, kernel.w_gidx_name if has_index else "", "")
+    along_n = not zeros or (getattr(layer, zeros).packed_dim == getattr(layer, zeros).output_dim == 0)
+    if weight.packed_dim != weight.input_dim or not along_n or (has_index and not is_kn):
+        raise UserError("its int4 weight has another layout than those of GPTQ, AWQ and compressed-tensors")
+    name = ("awq_int4" if zeros else "gptq_int4") if is_kn else ("ct_int4_zp" if zeros else "ct_int4")
+    return Stored(f"{name}_order" if has_index else name, config.partition_weight_shape[0], names, is_kn and bool(zeros))
+
+
+def _prefer_weight_only(kernel: type) -> None:
+    """Put our kernel before vLLM's of nvfp4 checkpoints with 16-bit activations, which pass by its list."""
+
+    def wrap(theirs: Callable[..., Any]) -> Callable[..., Any]:
+        def init_nvfp4_linear_kernel(*arguments: Any, **named: Any) -> Any:
+            own = theirs(*arguments, **named)
+            use_a16 = named.get("use_a16", bool(arguments and arguments[0]))
+            if not use_a16 or isinstance(own, kernel) or not _chooses("nvfp4_w4a16"):
+                return own
+            ours: Any = kernel
+            return ours(own.config, theirs=own) if ours.can_implement(own.config)[0] else own
+
+        return init_nvfp4_linear_kernel
+
+    replace_function((linear.__name__, "", "init_nvfp4_linear_kernel"), wrap)
+
+
+def _chooses(scheme: str) -> bool:
+    """Check whether vLLM chooses the backend of a scheme by itself."""
+    settings = getattr(get_current_vllm_config_or_none(), "kernel_config", None)
+    of_each = getattr(settings, "linear_backend_per_quant", None) or {}
+    return bool((of_each.get(scheme) or getattr(settings, "linear_backend", AUTO)) == AUTO)

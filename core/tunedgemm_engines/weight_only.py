@@ -84,7 +84,7 @@ class WeightOnly:
             UserError: the operands are not those of the format, or a class is missing in the mode.
         """
         shape = self._shape(layer, stored, dtype)
-        if unserved_reason(OP, shape.n, shape.k, scale="block", dtype=shape.dtype, layer=name, extra=shape.extra):
+        if unserved_reason(OP, shape.n, shape.k, scale="block", dtype=shape.dtype, layer=name, extras=(shape.extra,)):
             return
         setattr(layer, ATTRIBUTE, self)
         self._device = getattr(layer, stored.names[0]).device
@@ -115,9 +115,9 @@ class WeightOnly:
             return self.theirs.apply_weights(layer, x, bias)
         # Graphs read the layer's own parameters, which `settle` has made torch's.
         names = self.stored.names
-        operands = [getattr(layer, name) if name else None for name in names] if self.is_settled else _operands(layer, self.stored)
-        out: torch.Tensor = gemm_a16wn(x, *operands, bias, w_format=self.stored.w_format)
-        return out
+        own = tuple(getattr(layer, name) if name else None for name in names) if self.is_settled else _operands(layer, self.stored)
+        operands: tuple[Any, ...] = (x, *own, bias)
+        return gemm_a16wn(*operands, w_format=self.stored.w_format)
 
     def settle(self, layer: Any, is_ours: bool) -> None:
         """Give the layer to one side, and free what the other needs."""
@@ -148,6 +148,11 @@ class WeightOnly:
         self.stored, self.is_settled = attrs.evolve(stored, is_awq=False), True
 
 
+def settled() -> str:
+    """Name the routes whose layers are ours at every M, for graphs to call our op."""
+    return " ".join(sorted(route.name for route in routes.values() if route.settle is not None and route.theirs is None))
+
+
 def _parameters(layer: Any, stored: Stored) -> tuple[Any, ...]:
     return tuple(plain(getattr(layer, name)) if name else None for name in stored.names)
 
@@ -168,8 +173,7 @@ def _route(whole: WeightOnly, stored: Stored, shape: Shape, dtype: torch.dtype, 
     copies: weakref.WeakKeyDictionary[Any, Callable[[torch.Tensor], torch.Tensor]] = weakref.WeakKeyDictionary()
 
     def ours(x: torch.Tensor, *operands: Any) -> torch.Tensor:
-        out: torch.Tensor = gemm_a16wn(x, *operands[:-1], w_format=stored.w_format)
-        return out
+        return gemm_a16wn(x, *operands[:-1], w_format=stored.w_format)
 
     def theirs(x: torch.Tensor, *operands: Any) -> torch.Tensor:
         out: torch.Tensor = operands[-1](x)
