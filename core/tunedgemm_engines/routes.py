@@ -376,9 +376,7 @@ def summary(sizes: Sequence[int], device: Device, engine: str = "vLLM", stale: s
         layers += len(route.layers) if served else 0
         untuned += len(route.layers) if served & route.untuned else 0
         if route.settle is not None:
-            lines.append(
-                f"tunedgemm: {len(route.layers)} layers with {route.shape} keep the loaded layout, ours at every M: {route.outcome}"
-            )
+            lines.append(f"tunedgemm: {len(route.layers)} layers with {route.shape} are ours at every M: {route.outcome}")
         elif not route.calls and stale:
             first = next(iter(route.layers))
             lines.append(f"tunedgemm: {len(route.layers)} layers with {route.shape} never reached the tables (as {first}): {stale}")

@@ -68,13 +68,14 @@ class WeightOnly:
     Attributes:
         theirs: the engine's kernel, None where it has none.
         stored: the layout that our kernels read; None if the engine's kernel computes the layer.
-        is_settled: whether the layer goes to one side; until then ours computes it, unrepacked.
+        is_settled: whether the layer is ours at every M; until it goes to a side ours computes it.
+        is_theirs: whether it went to the engine's kernel.
     """
 
     def __init__(self, engine: str, theirs: Kernel | None, loading: Loading) -> None:
         self.engine, self.theirs, self._loading = engine, theirs, loading
         self.stored: Stored | None = None
-        self.is_settled = False
+        self.is_settled = self.is_theirs = False
         self._loaded: dict[str, Any] = {}
 
     def take(self, layer: Any, stored: Stored, dtype: torch.dtype, name: str) -> None:
@@ -83,6 +84,8 @@ class WeightOnly:
         Raises:
             UserError: the operands are not those of the format, or a class is missing in the mode.
         """
+        if self.is_theirs:
+            return  # the engine has loaded the weights again
         shape = self._shape(layer, stored, dtype)
         if unserved_reason(OP, shape.n, shape.k, scale="block", dtype=shape.dtype, layer=name, extras=(shape.extra,)):
             return
@@ -90,7 +93,7 @@ class WeightOnly:
         self._device = getattr(layer, stored.names[0]).device
         add_layer(_route(self, stored, shape, dtype, self._device, adds_bias(layer)), layer, name)
         self.stored = stored
-        if self.is_settled:  # the engine has loaded the weights again
+        if self.is_settled:
             self._keep(layer)
 
     def _shape(self, layer: Any, stored: Stored, dtype: torch.dtype) -> Shape:
@@ -130,7 +133,7 @@ class WeightOnly:
             return  # converted: the engine's kernel cannot read it any more
         for name, parameter in self._loaded.items():
             setattr(layer, name, parameter)
-        self._loaded, self.stored = {}, None
+        self._loaded, self.stored, self.is_settled, self.is_theirs = {}, None, False, True
         if self.theirs is not None:
             with self._loading(layer, self._device):
                 self.theirs.process_weights_after_loading(layer)

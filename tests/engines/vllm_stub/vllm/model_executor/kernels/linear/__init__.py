@@ -169,7 +169,7 @@ def is_supported_and_can_implement_kernel(kernel: Any, config: Any, compute_capa
 
 
 _LINEAR_BACKEND_KERNEL_MAP: dict[str, set[Any]] = {
-    "cutlass": {CutlassFP8ScaledMMLinearKernel, CutlassInt8ScaledMMLinearKernel, CutlassNvFp4LinearKernel},
+    "cutlass": {CutlassFP8ScaledMMLinearKernel, CutlassInt8ScaledMMLinearKernel},
     "marlin": {MarlinLinearKernel, MarlinNvFp4LinearKernel, MarlinMxfp8LinearKernel, MarlinMxFp4LinearKernel},
     "triton": {TritonFp8BlockScaledMMKernel},
 }
