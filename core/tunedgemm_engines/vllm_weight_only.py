@@ -18,7 +18,7 @@ from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.kernels import linear
 from vllm.model_executor.model_loader.utils import device_loading_context
 
-from tunedgemm_engines.rows import record_unrouted, routing, unserved_reason
+from tunedgemm_engines.rows import record_unrouted, unserved_reason
 from tunedgemm_engines.vllm import replace_function
 from tunedgemm_engines.vllm_backend import AUTO, SCHEMES
 from tunedgemm_engines.vllm_kernels import Everywhere, answering, prefer
@@ -131,16 +131,8 @@ class _WeightOnlyKernel(Everywhere):
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Keep the loaded layout until the routes are timed, or let vLLM's kernel repack it."""
-        whole, name = self._whole, getattr(layer, "prefix", "")
-        whole.stored = None
-        with routing(name):
-            stored = self._stored(layer)
-            dtype = getattr(self.config, "act_type", None) or getattr(layer, "params_dtype", None) or torch.get_default_dtype()
-            whole.take(layer, stored, dtype, name)
-        if whole.stored is None:
-            if whole.theirs is None:
-                raise ValueError(f"{name or 'a weight-only layer'}: neither vLLM nor the tables have a kernel for it")
-            whole.theirs.process_weights_after_loading(layer)
+        dtype = getattr(self.config, "act_type", None) or getattr(layer, "params_dtype", None) or torch.get_default_dtype()
+        self._whole.load(layer, lambda: (self._stored(layer), dtype), getattr(layer, "prefix", ""))
 
     def _stored(self, layer: Any) -> Stored:
         """Return how a layer stores its weight."""

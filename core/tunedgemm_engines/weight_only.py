@@ -22,7 +22,7 @@ from tunedgemm.tools.launching import FORMATS, short_dtype
 
 from tunedgemm_engines.bit_classes import is_on
 from tunedgemm_engines.routes import Route, add_layer, adds_bias, routes
-from tunedgemm_engines.rows import record_unrouted, unserved_reason
+from tunedgemm_engines.rows import record_unrouted, routing, unserved_reason
 
 OP = "a16wn"
 #: Attribute of a layer with its `WeightOnly`.
@@ -78,14 +78,32 @@ class WeightOnly:
         self.is_settled = self.is_theirs = False
         self._loaded: dict[str, Any] = {}
 
-    def take(self, layer: Any, stored: Stored, dtype: torch.dtype, name: str) -> None:
-        """Take a loaded layer if its weight has rows; it stays the engine's otherwise.
+    def load(self, layer: Any, described: Callable[[], tuple[Stored, torch.dtype]], name: str) -> None:
+        """Keep the loaded layout until the routes are timed, or let the engine's kernel repack it.
+
+        Args:
+            layer: the loaded layer.
+            described: returns how it stores its weight, and the dtype of the activations.
+            name: name of the layer.
+
+        Raises:
+            ValueError: neither side can compute the layer.
+        """
+        self.stored = None
+        if not self.is_theirs:  # else the engine has loaded the weights again
+            with routing(name):
+                self._take(layer, *described(), name)
+        if self.stored is None and self.theirs is None:
+            raise ValueError(f"{name or 'a weight-only layer'}: neither {self.engine} nor the tables have a kernel for it")
+        if self.stored is None and self.theirs is not None:
+            self.theirs.process_weights_after_loading(layer)
+
+    def _take(self, layer: Any, stored: Stored, dtype: torch.dtype, name: str) -> None:
+        """Take a loaded layer if its weight has rows.
 
         Raises:
             UserError: the operands are not those of the format, or a class is missing in the mode.
         """
-        if self.is_theirs:
-            return  # the engine has loaded the weights again
         shape = self._shape(layer, stored, dtype)
         if unserved_reason(OP, shape.n, shape.k, scale="block", dtype=shape.dtype, layer=name, extras=(shape.extra,)):
             return
@@ -112,10 +130,10 @@ class WeightOnly:
 
     def multiply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Multiply x [..., K] to [..., N] by the side that has the layer."""
-        if self.stored is None:
-            if self.theirs is None:
-                raise RuntimeError(f"{self.engine} has no kernel for this layer, and no row serves it")
+        if self.stored is None and self.theirs is not None:
             return self.theirs.apply_weights(layer, x, bias)
+        if self.stored is None:
+            raise RuntimeError(f"{self.engine} has no kernel for this layer, whose weight is not loaded")
         # Graphs read the layer's own parameters, which `settle` has made torch's.
         names = self.stored.names
         own = tuple(getattr(layer, name) if name else None for name in names) if self.is_settled else _operands(layer, self.stored)
