@@ -1,10 +1,9 @@
-"""Write configurations of checkpoints with quantised weights, for engines that fill in random ones.
+"""Write configurations of checkpoints with quantised weights, which engines fill with random ones.
 
     python benchmarks/quantised.py CONFIG_DIR --forms int4 mxfp8 nvfp4 --layers 12 -o DIR
-    tunedgemm tune --model_dir DIR/NAME-int4 --nsets vllm -o TABLES
-    python benchmarks/engine_speed.py DIR/NAME-int4 --home TABLES -o engine
 
-Each form of each model is a folder with its ``config.json``. `engines.fill` draws the weights by
+Each form of each model is a folder with its ``config.json``, for `tunedgemm tune --model_dir` and
+`engine_speed.py`. `engines.fill` draws the weights by
 `fill_packed`, whose values have the deviation of the unquantised ones.
 
 This file does not import torch at its top, as `engines.py`.

@@ -68,8 +68,8 @@ class Route:
             warm-up.
         invariant: whether batch-invariant mode is on.
         bit_class: the weight's class in the mode; "" for none.
-        settle: gives all layers to ours at every M, or for a reason to the engine's kernel; None for
-            a layout that both read.
+        settle: gives all layers to ours, or for a reason to the engine's kernel, at every M; None
+            for a layout that both read.
         outcome: why ours has all layers.
     """
 

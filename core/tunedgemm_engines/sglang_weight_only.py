@@ -1,4 +1,7 @@
-"""Weight-only layers for SGLang: int4 of GPTQ, AWQ and compressed-tensors, whose schemes repack for Marlin."""
+"""Weight-only layers for SGLang: int4 of GPTQ, AWQ and compressed-tensors.
+
+SGLang's schemes repack them for Marlin.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Layers of weights alone (op ``a16wn``): whole by our kernels, or whole by the engine's.
 
 An engine repacks such a weight for its kernel when it has loaded it. Here that waits until
-`gains.compare` has timed our kernels on the loaded layout against the engine's on repacked copies of
-some layers. Then each layer goes to one side at all M, and keeps that side's layout alone.
+`gains.compare` has timed both: our kernels on the loaded layout, the engine's on repacked copies
+of some layers. Then each layer goes to one side at all M, and keeps that side's layout alone.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Stored:
     Attributes:
         w_format: the format that our kernels read.
         k: K of the weight on this rank.
-        names: attributes of the layer in the order of the op's operands: weight, scales, zero points,
-            index, global scale; "" for none.
+        names: attributes of the layer in the order of the op's operands: weight, scales, zero
+            points, index, global scale; "" for none.
         is_awq: whether an AWQ weight is loaded as vLLM unpacks it for its kernels: codes along K in
             GPTQ's order, zero points in that of compressed-tensors.
     """

@@ -35,8 +35,8 @@ def test_each_form_is_a_folder_of_its_model(script: ModuleType, tmp_path: Path, 
         assert config == {"hidden_size": 512, "num_hidden_layers": 12, "quantization_config": stated}
 
 
-#: Format -> names, sizes and dtypes of a layer's parameters in vLLM, before its kernels: weight, scales, zero
-#: points or the global scale.
+#: Format -> names, sizes and dtypes of a layer's parameters in vLLM, before its kernels: weight,
+#: scales, zero points or the global scale.
 LAYERS: dict[str, list[tuple[str, tuple[int, ...], torch.dtype]]] = {
     "gptq_int4": [("qweight", (K // 8, N), torch.int32), ("scales", (K // 128, N), torch.bfloat16)],
     "awq_int4": [

@@ -27,7 +27,7 @@ from tunedgemm_engines import vllm as plugin
 
 N, K = 64, 256
 VARIABLE = "AITER_CONFIG_GEMM_A16WN"
-#: Kind of a checkpoint -> scheme of vLLM, format, group, and the layer's attributes of the operands.
+#: Kind of a checkpoint -> scheme of vLLM, format, group, and the layer's operands by attribute.
 INTEGERS = ("qweight", "scales", "qzeros", "g_idx", "")
 PACKED = ("weight_packed", "weight_scale", "weight_zero_point", "", "")
 FLOATS = ("weight", "weight_scale", "", "", "weight_global_scale")
@@ -98,7 +98,7 @@ def layer_of(kind: str, n: int = N, bias: bool = False, dtype: torch.dtype = tor
 
 
 def copied(layer: torch.nn.Module) -> torch.nn.Module:
-    """A layer of its own parameters."""
+    """A layer with the same parameters, to be changed apart."""
     twin = copy.copy(layer)
     twin.__dict__["_parameters"] = dict(layer._parameters)
     return twin
@@ -142,7 +142,8 @@ def timed(
 @in_every_form
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_layer_with_a_row_is_ours(vllm_table, vllm_form, kind) -> None:
-    """Our product of the loaded layout is that of vLLM's kernel, at every M, before and after the layer is ours alone."""
+    """Our product of the loaded layout is that of vLLM's kernel at every M,
+    before the layer is ours alone, and after."""
     if kind == "gptq_order" and vllm_form == "0.33.0":
         pytest.skip("0.33 has no act-order")
     vllm_table(VARIABLE, row(kind, 3))
@@ -345,7 +346,8 @@ def test_the_sides_are_part_of_the_key_of_graphs(vllm_table) -> None:
 
 @pytest.mark.parametrize("same_bits", [True, False])
 def test_a_class_of_bits_serves_every_m(vllm, monkeypatch, tmp_path, same_bits) -> None:
-    """In vLLM's mode a layer with a class is ours untimed, and vLLM's again where its bits differ or ranks disagree."""
+    """In vLLM's mode a layer with a class is ours untimed, and vLLM's again where its bits differ
+    or ranks disagree."""
     path, here, shape = tmp_path / "tuned.csv", current_device(), row("ct", 0)
     device = {"gfx": here.gfx, "cu_num": here.cu_num, "device": here.name, "us": 1.0}
     write_rows(path, op_named("a16wn"), [Row(shape=shape, solution=Solution("turbo", "any"), bit_class="c1" * 8, **device)])

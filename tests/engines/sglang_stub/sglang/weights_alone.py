@@ -16,7 +16,7 @@ def codes_of(words: torch.Tensor, dim: int, order: tuple[int, ...] = tuple(range
 
 
 class Marlin:
-    """A scheme that keeps a decoded weight, as a layout of its own."""
+    """A scheme that keeps a decoded weight, as another layout."""
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Repack the layer once."""

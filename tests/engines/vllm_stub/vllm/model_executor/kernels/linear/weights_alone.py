@@ -145,7 +145,7 @@ class MarlinLinearKernel(_Own, MPLinearKernel):
 
 
 def converted_awq(layer: Any, parameter: type, qweight: str = "qweight", qzeros: str = "qzeros") -> None:
-    """Give an AWQ layer's weight GPTQ's order, its zero points that of compressed-tensors, as vLLM does before its kernels."""
+    """Give an AWQ weight GPTQ's order, its zero points that of compressed-tensors, as vLLM does."""
     order = [0, 4, 1, 5, 2, 6, 3, 7]  # where code 0, 1, … of eight along N are
     for name in (qweight, qzeros):
         words = getattr(layer, name).data
