@@ -6,6 +6,7 @@ would choose. `weight_only` decides who computes a layer, and keeps one layout o
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -33,6 +34,8 @@ _WEIGHT_ONLY = (
 )  # fmt: skip
 #: Attributes with weight and scales, without zero points and index.
 _NAMES = ("weight", "weight_scale", "", "")
+#: vLLM's variable of Marlin's activations.
+_MARLINS = "VLLM_MARLIN_INPUT_DTYPE"
 #: Whether vLLM is asked for its own kernel.
 _asking: list[bool] = []
 
@@ -165,8 +168,11 @@ def _unserved_int4(config: Any) -> str:
     k, n = config.partition_weight_shape
     names = ("awq_int4", "ct_int4_zp") if config.zero_points else ("gptq_int4_order",) if has_index else ("gptq_int4", "ct_int4")
     known = f"{config.weight_type}" == ("uint4" if config.zero_points else "uint4b8") and config.act_type in _DTYPES
+    known = known and getattr(config, "out_type", None) in (None, config.act_type)
     reason = ""
-    if not known or (has_index and config.zero_points):
+    if os.environ.get(_MARLINS):
+        reason = f"{_MARLINS} asks for activations of 8 bits"
+    elif not known or (has_index and config.zero_points):
         reason = f"no format for weights of {config.weight_type} and activations of {config.act_type}".replace("torch.", "")
     elif has_index and k != config.full_weight_shape[0]:
         reason = "act-order with sharded K needs the scales of all groups"

@@ -273,6 +273,14 @@ def test_other_integers_stay_vllms(vllm_table, kind, changed, reason) -> None:
     assert reason in rows.unrouted()[-1]
 
 
+def test_activations_of_8_bits_for_marlin_stay_vllms(vllm_table, monkeypatch) -> None:
+    """vLLM's variable makes Marlin's product another one."""
+    vllm_table(VARIABLE, row("ct", 1))
+    monkeypatch.setenv("VLLM_MARLIN_INPUT_DTYPE", "int8")
+    assert type(kernel_of("ct")).__name__ == "MarlinLinearKernel"
+    assert "VLLM_MARLIN_INPUT_DTYPE asks for activations of 8 bits" in rows.unrouted()[-1]
+
+
 def test_an_unknown_layout_stays_vllms(vllm_table) -> None:
     """Zero points in GPTQ's order are not taken for those of AWQ: nothing else could tell them apart."""
     vllm_table(VARIABLE, row("awq", 1))
