@@ -34,10 +34,14 @@ def fill(model: Any) -> None:
     import zlib
 
     import torch
+    from quantised import exponent, fill_packed
 
     spread = 40.0  # of 8-bit weights: e4m3 holds up to 448, int8 up to 127
     with torch.inference_mode():
         for name, module in model.named_modules():
+            device = next((parameter.device for parameter in module.parameters(recurse=False)), None)
+            if device is not None and fill_packed(module, torch.Generator(device).manual_seed(zlib.crc32(name.encode()))):
+                continue
             for kind in ("weight", "w13_weight", "w2_weight"):
                 weight = getattr(module, kind, None)
                 if not isinstance(weight, torch.Tensor):
@@ -54,8 +58,8 @@ def fill(model: Any) -> None:
                 if data.dtype.itemsize > 1:
                     continue
                 for scales in (f"{kind}_scale", f"{kind}_scale_inv"):
-                    if isinstance(getattr(module, scales, None), torch.Tensor):
-                        getattr(module, scales).data.fill_(scale / spread)
+                    if isinstance(held := getattr(module, scales, None), torch.Tensor):
+                        held.data.fill_(exponent(scale / spread) if held.dtype is torch.uint8 else scale / spread)
 
 
 def register() -> None:

@@ -49,6 +49,8 @@ def check_classes(log: logging.Logger) -> None:
                 _switch_off(route, reason)
             else:
                 route.trusted_to = EVERY_M
+                if route.settle is not None:
+                    route.settle("")
 
 
 def agree(log: logging.Logger, digest: str) -> None:
@@ -65,7 +67,7 @@ def agree(log: logging.Logger, digest: str) -> None:
         _agreed.append(reason := disagreement(classes, digest))
     if reason:
         log.error("tunedgemm: batch-invariant: all layers keep the engine's kernels: %s; give all ranks the same", reason)
-        for route in routes.values():
+        for route in list(routes.values()):
             _switch_off(route, reason)
 
 
@@ -139,7 +141,7 @@ def summary(sizes: Sequence[int], engine: str, own_mode: str, stale: str = STALE
         what = f"tunedgemm: batch-invariant: {len(route.layers)} layers with {route.shape}"
         if route.bit_class:
             lines.append(f"{what}: class {route.bit_class} ({', '.join(_libtypes(route, sizes))})")
-            if not route.calls and stale:
+            if not route.calls and stale and route.settle is None:
                 lines.append(f"{what} never reached the tables: {stale}")
         elif route.theirs is None:
             lines.append(f"{what} have no class, and {engine} has no kernel for them: their bits may depend on M")

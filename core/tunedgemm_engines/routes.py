@@ -17,15 +17,15 @@ import attrs
 import torch
 from torch import distributed
 from tunedgemm import dispatcher
-from tunedgemm.integrations import current_device, define_op, equivalent_orders, logger, plain, with_order
+from tunedgemm.integrations import current_device, define_op, logger, plain
 from tunedgemm.plugin import Backend, Device, Shape, device_of
 from tunedgemm.tools.files import artifact
 
 from tunedgemm_engines import ahead
 from tunedgemm_engines.bit_classes import PROBES, ClassMissing, class_of, is_on, is_unbound_in_capture, require_class, unbound
 from tunedgemm_engines.phases import phase
-from tunedgemm_engines.rows import PREFILL_M, UNTUNED_M, untuned_sizes
-from tunedgemm_engines.scales import TELLING_ROWS, at_m, explain_row, is_served
+from tunedgemm_engines.rows import PREFILL_M, UNTUNED_M, rows_of, unbiased, untuned_sizes
+from tunedgemm_engines.scales import at_m, explain_row, is_served
 from tunedgemm_engines.start import described, plugins
 
 #: A function of a layer's operands. For a linear layer: x, weight [N, K], scales of x, scales of
@@ -68,6 +68,9 @@ class Route:
             warm-up.
         invariant: whether batch-invariant mode is on.
         bit_class: the weight's class in the mode; "" for none.
+        settle: gives all layers to ours, or for a reason to the engine's kernel, at every M; None
+            for a layout that both read.
+        outcome: why ours has all layers.
     """
 
     name: str
@@ -91,6 +94,8 @@ class Route:
     waiting: dict[int, int] | None = None
     invariant: bool = False
     bit_class: str = ""
+    settle: Callable[[str], None] | None = None
+    outcome: str = ""
 
     @phase("routing")
     def call_of(self, operands: tuple[Any, ...], m: int) -> Product:
@@ -203,7 +208,7 @@ class Route:
         op_dispatcher, shape = dispatcher(self.shape.op), at_m(self.shape, m)
         try:
             # New M of prefill must not wait for `explain` to bind a backend's heuristic.
-            if not any(True for variant in {shape, _unbiased(shape)} for _ in op_dispatcher.table.candidates(variant, device)):
+            if not any(True for variant in {shape, unbiased(shape)} for _ in op_dispatcher.table.candidates(variant, device)):
                 return None, "no row"
             explanation = explain_row(op_dispatcher, shape, device)
         except Exception as error:  # a plugin may raise anything
@@ -221,8 +226,10 @@ routes: dict[str, Route] = {}
 
 def leave_class(shape: Shape) -> None:
     """Leave all M of a shape to the engine's kernels: after an error a dispatcher runs torch for all."""
-    for route in routes.values():
-        if route.shape == shape and route.theirs is not None:
+    for route in [route for route in routes.values() if route.shape == shape]:
+        if route.settle is not None:
+            route.settle("its bit class does not hold here")
+        elif route.theirs is not None:
             route.bit_class, route.trusted_to = "", 0
             route.calls.clear()
 
@@ -343,17 +350,6 @@ def end_warm_up(device: Device) -> None:
         route.waiting = dict.fromkeys([*rows_of(route.shape, device), *route.untuned], 0)
 
 
-def rows_of(shape: Shape, device: Device) -> list[int]:
-    """List the M of the rows that serve a shape at any M, ascending."""
-    table = dispatcher(shape.op).table
-    wanted = {_unbiased(with_order(shape.with_m(1), order)) for order in equivalent_orders(at_m(shape, TELLING_ROWS))}
-    return sorted({row.shape.m for row in table.rows_for(device) if row.shape.m and _unbiased(row.shape.with_m(1)) in wanted})
-
-
-def _unbiased(shape: Shape) -> Shape:
-    return shape if shape.epilogue == "none" else attrs.evolve(shape, epilogue="none", bias_dtype="")
-
-
 #: Why vLLM's graphs may never call a route.
 STALE = "vLLM runs a graph that was compiled without them; delete VLLM_CACHE_ROOT/torch_compile_cache"
 
@@ -379,7 +375,9 @@ def summary(sizes: Sequence[int], device: Device, engine: str = "vLLM", stale: s
         used |= {explain_row(op_dispatcher, at_m(route.shape, m), device).libtype for m in served}
         layers += len(route.layers) if served else 0
         untuned += len(route.layers) if served & route.untuned else 0
-        if not route.calls and stale:
+        if route.settle is not None:
+            lines.append(f"tunedgemm: {len(route.layers)} layers with {route.shape} are ours at every M: {route.outcome}")
+        elif not route.calls and stale:
             first = next(iter(route.layers))
             lines.append(f"tunedgemm: {len(route.layers)} layers with {route.shape} never reached the tables (as {first}): {stale}")
         elif len(ours) < len(sizes) and not op_dispatcher.settings.capture:

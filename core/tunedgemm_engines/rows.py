@@ -10,13 +10,14 @@ import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import attrs
 from tunedgemm import dispatcher
-from tunedgemm.integrations import current_device, offers, with_order
+from tunedgemm.integrations import current_device, equivalent_orders, offers, with_order
 from tunedgemm.plugin import Device, Shape, device_of
 
 from tunedgemm_engines.bit_classes import ClassMissing, class_of, unbound
 from tunedgemm_engines.phases import phase
-from tunedgemm_engines.scales import M_MAJOR, at_m
+from tunedgemm_engines.scales import M_MAJOR, TELLING_ROWS, at_m
 from tunedgemm_engines.start import described
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ UNTUNED_M = (1, 2, 4, *range(8, 129, 8))
 #: M at which a backend must serve a layer before it serves all M of prefill. Its kernels for other
 #: M are among those for these, which compile ahead, not in calls.
 PREFILL_M = (*range(136, 257, 8), *range(320, 8193, 64), *range(8448, 16385, 256))
+#: Further fields of a shape.
+Fields = tuple[tuple[str, int | str | bool], ...]
 #: Prefix of operand dtypes -> the dtype for which backends are queried.
 _DTYPES = {"": "bf16", "fp8": "fp8_e4m3fn"}
 
@@ -36,7 +39,9 @@ _unrouted: dict[str, list[str]] = {}
 
 
 @phase("routing")
-def unserved_reason(op: str, n: int, k: int, *, scale: str = "none", dtype: str = "", layer: str = "") -> str:
+def unserved_reason(
+    op: str, n: int, k: int, *, scale: str = "none", dtype: str = "", layer: str = "", extras: tuple[Fields, ...] = ()
+) -> str:
     """Return why a layer keeps the engine's kernel; "" if it is routed.
 
     Args:
@@ -45,6 +50,8 @@ def unserved_reason(op: str, n: int, k: int, *, scale: str = "none", dtype: str 
         scale: granularity of its scales.
         dtype: prefix of its operand dtype.
         layer: name of the layer, for `unrouted`.
+        extras: further fields of its shape, for each format that its weight may have; of ops whose
+            rows name the format.
     """
     try:
         op_dispatcher = dispatcher(op)
@@ -53,11 +60,14 @@ def unserved_reason(op: str, n: int, k: int, *, scale: str = "none", dtype: str 
             return ""
         device, table = current_device(), op_dispatcher.table
         weights = _weights(table, device.index)
-        if any(kind == scale and of.startswith(dtype) for of, kind in weights.get((n, k), ())):
+        if any(kind == scale and of.startswith(dtype) and (not extras or own in extras) for of, kind, own in weights.get((n, k), ())):
             return ""
-        if device.index >= 0 and _has_untuned(op, n, k, scale, _DTYPES.get(dtype, dtype), device, settings):
+        of, out = _DTYPES.get(dtype, dtype), "bf16" if scale != "none" and not extras else ""
+        shapes = [Shape(op, 1, n, k, of, out, scale=scale, extra=extra) for extra in extras or ((),)]
+        if device.index >= 0 and any(_has_untuned(shape, device, settings) for shape in shapes):
             return ""
-        reason = f"no {'class row' if invariant else 'row'} of {op} with N={n}, K={k}, scales by {scale}"
+        named = " or ".join(", ".join(f"{name}={value}" for name, value in extra) for extra in extras) or f"scales by {scale}"
+        reason = f"no {'class row' if invariant else 'row'} of {op} with N={n}, K={k}, {named}"
         others = table.foreign(device)
         reason += f" for {device}; the table's rows are for {others}" if others else ""
     except Exception as error:  # a table is damaged, and a plugin may raise anything
@@ -71,6 +81,18 @@ def untuned_sizes(shape: Shape, device: Device) -> list[int]:
     op_dispatcher = dispatcher(shape.op)
     table, registry, libtypes = op_dispatcher.table, op_dispatcher.registry, op_dispatcher.settings.untuned
     return [m for m in UNTUNED_M if next(offers(at_m(shape, m), device, table, registry, libtypes)).origin == "heuristic"]
+
+
+def rows_of(shape: Shape, device: Device) -> list[int]:
+    """List the M of the rows that serve a shape at any M, ascending."""
+    table = dispatcher(shape.op).table
+    wanted = {unbiased(with_order(shape.with_m(1), order)) for order in equivalent_orders(at_m(shape, TELLING_ROWS))}
+    return sorted({row.shape.m for row in table.rows_for(device) if row.shape.m and unbiased(row.shape.with_m(1)) in wanted})
+
+
+def unbiased(shape: Shape) -> Shape:
+    """Return a shape without its bias."""
+    return shape if shape.epilogue == "none" else attrs.evolve(shape, epilogue="none", bias_dtype="")
 
 
 @contextlib.contextmanager
@@ -104,19 +126,18 @@ def unrouted(engine: str = "vLLM", kernels: str = "kernels") -> list[str]:
 
 
 @functools.lru_cache(maxsize=16)
-def _weights(table: Table, index: int) -> dict[tuple[int, int], set[tuple[str, str]]]:
-    """Map (N, K) of a table's rows to their (dtype, scale granularity), cached for all layers."""
-    weights: dict[tuple[int, int], set[tuple[str, str]]] = {}
+def _weights(table: Table, index: int) -> dict[tuple[int, int], set[tuple[str, str, Fields]]]:
+    """Map (N, K) of a table's rows to their (dtype, scale granularity, fields), cached for all layers."""
+    weights: dict[tuple[int, int], set[tuple[str, str, Fields]]] = {}
     for row in table.rows_for(device_of(index)):
-        weights.setdefault((row.shape.n, row.shape.k), set()).add((row.shape.dtype, row.shape.scale))
+        weights.setdefault((row.shape.n, row.shape.k), set()).add((row.shape.dtype, row.shape.scale, row.shape.extra))
     return weights
 
 
 @functools.lru_cache(maxsize=1024)
-def _has_untuned(op: str, n: int, k: int, scale: str, dtype: str, device: Device, settings: Any) -> bool:
-    """Check whether a backend would serve a layer untuned, in the mode in one class; cached."""
-    shape = Shape(op, 1, n, k, dtype, "bf16" if scale != "none" else dtype, scale=scale)
-    shape = with_order(shape, M_MAJOR) if scale == "block" else shape
+def _has_untuned(shape: Shape, device: Device, settings: Any) -> bool:
+    """Check whether a backend would serve a weight untuned, in the mode in one class; cached."""
     if not settings.untuned:
         return False
+    shape = with_order(shape, M_MAJOR) if shape.scale == "block" and not shape.extra else shape
     return bool(class_of(shape, unbound(device))[0] if settings.batch_invariant else untuned_sizes(shape, device))

@@ -1,4 +1,4 @@
-"""Plugin of SGLang: route linear layers of 16 bits and fp8 through the tables where faster.
+"""Plugin of SGLang: route linear layers of 16 bits, fp8 and int4 through the tables where faster.
 
 SGLang calls `register` in each of its processes, by the entry point ``tunedgemm`` of the group
 ``sglang.srt.plugins``. It does nothing unless ``TUNEDGEMM_SGLANG`` is set. A layer is routed if the
@@ -58,14 +58,15 @@ def _install() -> None:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from tunedgemm_engines import sglang_fp8, sglang_layers
+    from tunedgemm_engines import sglang_fp8, sglang_layers, sglang_weight_only
 
     around: dict[str, Callable[..., Any]] = {f"{_RUNNER}.load_model": _load_model, f"{_RUNNER}.init_cuda_graphs": _init_cuda_graphs}
-    for target, hook in (around | sglang_layers.HOOKS | sglang_fp8.HOOKS).items():
+    for target, hook in (around | sglang_layers.HOOKS | sglang_fp8.HOOKS | sglang_weight_only.HOOKS).items():
         try:
             pkgutil.resolve_name(target)
         except (ImportError, AttributeError) as error:
-            if target != sglang_fp8.CHANNEL or torch.cuda.is_available():
+            # SGLang has the first on CUDA alone, and schemes of integers in some versions.
+            if target not in sglang_weight_only.HOOKS and (target != sglang_fp8.CHANNEL or torch.cuda.is_available()):
                 _log.warning("tunedgemm: this SGLang has no %s: %s", target, error)
         else:
             HookRegistry.register(target, hook, HookType.AROUND)
@@ -73,19 +74,22 @@ def _install() -> None:
 
 def _load_model(theirs: Callable[..., Any], runner: Any, *arguments: Any, **named: Any) -> Any:
     """Load a model, route its layers, and time the rows against SGLang's kernels, or check the classes."""
+    from tunedgemm_engines.bit_classes import enter, is_on
+    from tunedgemm_engines.sglang_weight_only import hand_back
+
+    own_mode, is_refused = _own_mode(runner), refuses_mode()
+    if own_mode and not is_refused:
+        enter()  # before weights are repacked
     result = theirs(runner, *arguments, **named)
-    if (own_mode := _own_mode(runner)) and refuses_mode():
+    if own_mode and is_refused:
+        hand_back(f"{INVARIANT}=0")
         _log.warning("tunedgemm is off: %s is set, and %s=0 leaves all layers to SGLang", own_mode, INVARIANT)
         return result
     import sglang
 
-    from tunedgemm_engines.bit_classes import enter, is_on
     from tunedgemm_engines.gains import compare_remembered
     from tunedgemm_engines.invariant import check_classes
     from tunedgemm_engines.sglang_layers import route_layers
-
-    if own_mode:
-        enter()
 
     with phase("routing"), spared(_log, "routing layers"):
         route_layers(runner.model, runner.dtype, heads=own_mode != ON_POLICY)

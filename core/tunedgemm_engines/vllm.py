@@ -1,4 +1,4 @@
-"""Plugin of vLLM: route linear layers and experts of 16 and 8 bits through the tables where faster.
+"""Plugin of vLLM: route linear layers and experts of 16 bits and less through the tables where faster.
 
 vLLM calls `register` in each of its processes, by the entry point ``tunedgemm`` of the group
 ``vllm.general_plugins``. Unless ``TUNEDGEMM_VLLM`` is set, it does no more than offer its name to
@@ -54,7 +54,12 @@ WARM = ("vllm.v1.worker.gpu_worker", "Worker", "compile_or_warm_up_model")
 CPU_WARM = ("vllm.v1.worker.cpu_worker", "CPUWorker", "compile_or_warm_up_model")
 HASH = ("vllm.config", "VllmConfig", "compute_hash")
 #: Modules of ours with the kinds of layers that they route.
-_KERNELS = {"vllm_fp8": ("fp8_w8a8", "fp8_block_w8a8"), "vllm_int8": ("int8_w8a8",), "vllm_cpu_experts": ("experts",)}
+_KERNELS = {
+    "vllm_fp8": ("fp8_w8a8", "fp8_block_w8a8"),
+    "vllm_int8": ("int8_w8a8",),
+    "vllm_weight_only": ("mixed_precision", "nvfp4", "mxfp8", "mxfp4"),
+    "vllm_cpu_experts": ("experts",),
+}
 _registered = False
 
 
@@ -79,7 +84,7 @@ def _offer() -> None:
     method = getattr(getattr(sys.modules[ARGUMENTS[0]], ARGUMENTS[1], None), ARGUMENTS[2], None)
     if getattr(method, TAKES_NAME, False) or unknown_version("vLLM", getattr(vllm, "__version__", ""), KNOWN):
         return
-    _replace(ARGUMENTS, with_named(register, VARIABLE, _log))
+    replace_function(ARGUMENTS, with_named(register, VARIABLE, _log))
     offer_name()
 
 
@@ -94,7 +99,7 @@ def _install(switch: str, layers: Collection[str]) -> None:
         from tunedgemm_engines.bit_classes import enter
 
         enter()
-    _replace(HASH, _hash)
+    replace_function(HASH, _hash)
     warm = CPU_WARM if _on_cpu() else WARM
     after_import(warm[0], functools.partial(_route, warm, layers))
 
@@ -104,16 +109,16 @@ def _route(warm: tuple[str, str, str], layers: Collection[str]) -> None:
     with phase("registering"), spared(_log, "registering"):
         _route_layers(layers)
         for target, wrapper in ((LOADED, _after_loading), (warm, _after_warm_up)):
-            _replace(target, wrapper)
+            replace_function(target, wrapper)
 
 
 def _route_layers(layers: Collection[str]) -> None:
     from tunedgemm_engines.bit_classes import is_on
 
     for module, name in PLAIN if not layers or "unquantized" in layers else ():
-        _replace((module, name, "process_weights_after_loading"), _plain_loaded)
-        _replace((module, name, "apply"), _plain_apply)
-        _replace((module, name, "create_weights"), _plain_created)
+        replace_function((module, name, "process_weights_after_loading"), _plain_loaded)
+        replace_function((module, name, "apply"), _plain_apply)
+        replace_function((module, name, "create_weights"), _plain_created)
     for module_name, kinds in _KERNELS.items():
         wanted = [kind for kind in kinds if (not layers or kind in layers) and not (kind == "experts" and is_on())]
         layer_kind = f"{', '.join(kinds)} layers"
@@ -151,7 +156,7 @@ def _in_vllms_mode() -> bool:
     return os.environ.get(MODE, "0") not in ("", "0")
 
 
-def _replace(target: tuple[str, str, str], wrapper: Callable[[Any], Any]) -> None:
+def replace_function(target: tuple[str, str, str], wrapper: Callable[[Any], Any]) -> None:
     """Wrap a function or method of vLLM; warn if this vLLM lacks it."""
     module, owner, name = target
     try:
@@ -178,9 +183,11 @@ def _hash(theirs: Callable[..., str]) -> Callable[..., str]:
     """Wrap ``VllmConfig.compute_hash``, the key of vLLM's compile cache, because our ops change graphs."""
 
     def compute_hash(self: Any, *arguments: Any, **named: Any) -> str:
+        from tunedgemm_engines.weight_only import settled
+
         digest = theirs(self, *arguments, **named)
         with phase("tables"):
-            return hashlib.sha256(f"{digest} {cache_factor()}".encode()).hexdigest()[: len(digest)]
+            return hashlib.sha256(f"{digest} {cache_factor()} {settled()}".encode()).hexdigest()[: len(digest)]
 
     return compute_hash
 

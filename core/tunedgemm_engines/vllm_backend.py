@@ -32,6 +32,10 @@ SCHEMES = {
     "fp8_w8a8": "_POSSIBLE_FP8_KERNELS",
     "fp8_block_w8a8": "_POSSIBLE_FP8_BLOCK_KERNELS",
     "int8_w8a8": "_POSSIBLE_INT8_KERNELS",
+    "mixed_precision": "_POSSIBLE_KERNELS",
+    "nvfp4": "_POSSIBLE_NVFP4_KERNELS",
+    "mxfp8": "_POSSIBLE_MXFP8_KERNELS",
+    "mxfp4": "_POSSIBLE_MXFP4_KERNELS",
 }
 _OF_ALL, _OF_EACH = "linear_backend", "linear_backend_per_quant"
 
@@ -112,10 +116,15 @@ def _take_name(arguments: Any, log: logging.Logger) -> tuple[str, ...] | None:
     schemes = [scheme for scheme, backend in of_each.items() if backend == NAME]
     for scheme in schemes:
         of_each[scheme] = AUTO
-    if unknown := [scheme for scheme in schemes if scheme not in SCHEMES]:
+    if unknown := [scheme for scheme in schemes if _listed(scheme) not in SCHEMES]:
         log.warning("tunedgemm: no kernels of %s (it has %s); vLLM chooses by itself", ", ".join(unknown), ", ".join(SCHEMES))
-    known = tuple(scheme for scheme in schemes if scheme in SCHEMES)
+    known = tuple(dict.fromkeys(_listed(scheme) for scheme in schemes if _listed(scheme) in SCHEMES))
     return () if named else known or None
+
+
+def _listed(scheme: str) -> str:
+    """Return the key in `SCHEMES` of a scheme: vLLM has two of nvfp4, which share a list."""
+    return "nvfp4" if scheme.startswith("nvfp4_") else scheme
 
 
 def other_names(vllm_config: Any) -> list[str]:
@@ -129,7 +138,7 @@ def other_names(vllm_config: Any) -> list[str]:
     kept: dict[str, list[str]] = {}
     left: dict[str, list[str]] = {}
     for scheme in SCHEMES:
-        backend = of_each.get(scheme) or of_all
+        backend = next((backend for name, backend in of_each.items() if _listed(name) == scheme), "") or of_all
         keeps = None if backend == AUTO else _keeps(backend, scheme)
         if keeps is not None:
             (kept if keeps else left).setdefault(backend, []).append(scheme)

@@ -17,8 +17,8 @@ from tunedgemm.plugin import Shape, device_of
 from tunedgemm.tools.launching import short_dtype
 
 from tunedgemm_engines.bit_classes import is_on
-from tunedgemm_engines.routes import Route, add_layer, rows_of
-from tunedgemm_engines.rows import record_unrouted, routing
+from tunedgemm_engines.routes import Route, add_layer
+from tunedgemm_engines.rows import record_unrouted, routing, rows_of
 
 #: vLLM's classes of experts that keep the loaded weights [E, 2 I, H] and [E, H, I]: the gate first,
 #: rows contiguous.

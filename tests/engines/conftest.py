@@ -27,13 +27,13 @@ from tunedgemm_engines.start import INVARIANT
 
 #: The plugin replaces these in vLLM: lists of linear layers' kernels, and functions that choose
 #: experts, by module.
-LISTS = ("_POSSIBLE_FP8_KERNELS", "_POSSIBLE_FP8_BLOCK_KERNELS", "_POSSIBLE_INT8_KERNELS")
+LISTS = tuple(f"_POSSIBLE_{kind}KERNELS" for kind in ("FP8_", "FP8_BLOCK_", "INT8_", "", "NVFP4_", "MXFP8_", "MXFP4_"))
 EXPERTS = {kind: f"select_{kind}_moe_backend" for kind in ("unquantized", "fp8")}
 
 
 STUB = Path(__file__).parent / "vllm_stub"
 #: Modules whose classes inherit vLLM's.
-IN_ITS_FORM = tuple(f"tunedgemm_engines.vllm_{one}" for one in ("kernels", "fp8", "int8", "cpu_experts"))
+IN_ITS_FORM = tuple(f"tunedgemm_engines.vllm_{one}" for one in ("kernels", "fp8", "int8", "weight_only", "cpu_experts"))
 
 
 @pytest.fixture
@@ -79,8 +79,10 @@ def vllm(vllm_form: str, mode_ends: None, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setattr(plugin, "_registered", False)
     monkeypatch.setenv("TUNEDGEMM_VLLM", "unpacked")
     linear, config = importlib.import_module("vllm.model_executor.kernels.linear"), importlib.import_module("vllm.config")
-    for name in LISTS:
+    for name in [name for name in LISTS if hasattr(linear, name)]:
         monkeypatch.setattr(linear, name, {platform: list(kernels) for platform, kernels in getattr(linear, name).items()})
+    if hasattr(linear, "init_nvfp4_linear_kernel"):
+        monkeypatch.setattr(linear, "init_nvfp4_linear_kernel", linear.init_nvfp4_linear_kernel)
     for module, owner in plugin.PLAIN:
         method = getattr(importlib.import_module(module), owner)
         for name in ("apply", "create_weights", "process_weights_after_loading"):

@@ -23,6 +23,7 @@ from tunedgemm.table.untuned import read_untuned
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.testing.listed import listed
 from tunedgemm_engines import routes as engine_routes
+from tunedgemm_engines import rows as engine_rows
 from tunedgemm_engines import scales as engine_scales
 from tunedgemm_engines.scales import at_m, known_order, scales_for_rows
 
@@ -63,6 +64,7 @@ def test_scales_are_copied_for_a_row_that_does_not_read_their_order(monkeypatch:
     dispatch = Dispatcher(OP, fake_registry(backend), settings=Settings(), table=Table(OP, [rows]))
     monkeypatch.setattr(engine_scales, "dispatcher", lambda op: dispatch)
     monkeypatch.setattr(engine_routes, "dispatcher", lambda op: dispatch)
+    monkeypatch.setattr(engine_rows, "dispatcher", lambda op: dispatch)
     explained: list[int] = []
     explain = engine_scales.explain_row
     monkeypatch.setattr(engine_scales, "explain_row", lambda of, shape, on: explained.append(shape.m) or explain(of, shape, on))
@@ -73,7 +75,7 @@ def test_scales_are_copied_for_a_row_that_does_not_read_their_order(monkeypatch:
     assert explained == [8]  # new M of prefill must not wait for it
     route = engine_routes.Route("r", shape_of(1, "m_major"), torch.device("cpu"), print, print, print, print)
     assert route.row_of(8, here) == (8, "")
-    assert engine_routes.rows_of(route.shape, here) == [8]
+    assert engine_rows.rows_of(route.shape, here) == [8]
 
 
 @listed("tabled", ["m_major", "row", ""])

@@ -53,6 +53,16 @@ def routes(kind: str, scheme: str) -> bool:
     torch = importlib.import_module("torch")
     if scheme == "int8_w8a8":
         return type(linear.init_int8_linear_kernel(True, False, True, kind)).__name__.startswith("TunedGemm")
+    chosen = {
+        "mixed_precision": lambda: linear.choose_mp_linear_kernel(
+            linear.MPLinearLayerConfig((384, 256), (384, 256), "uint4b8", torch.bfloat16, 128, False)
+        ),
+        "nvfp4": lambda: type(linear.init_nvfp4_linear_kernel()),
+        "mxfp8": lambda: type(linear.init_mxfp8_linear_kernel(weight_shape=(256, 384))),
+        "mxfp4": lambda: type(linear.init_mxfp4_linear_kernel()),
+    }
+    if scheme in chosen:
+        return chosen[scheme]().__name__.startswith("TunedGemm")
     groups = ((1, 128), (128, 128)) if scheme == "fp8_block_w8a8" else ((1, -1), (-1, 1))
     keys = [
         tests.QuantKey(torch.float8_e4m3fn, tests.ScaleDesc(torch.float32, static, tests.GroupShape(*group)), symmetric=True)
@@ -162,10 +172,12 @@ def test_a_scheme_that_names_us_is_routed_alone(front, vllm_form, vllm_captured,
 
 def test_schemes_without_a_kernel_of_ours_are_named(caplog) -> None:
     """A scheme that we lack is vLLM's choice, and a warning says so."""
-    arguments = argparse.Namespace(kernel_config=argparse.Namespace(linear_backend_per_quant={"nvfp4_w4a4": "tunedgemm"}))
+    arguments = argparse.Namespace(kernel_config=argparse.Namespace(linear_backend_per_quant={"w8a16_fp8": "tunedgemm"}))
     assert vllm_backend._take_name(arguments, plugin._log) is None
-    assert arguments.kernel_config.linear_backend_per_quant == {"nvfp4_w4a4": "auto"}
-    assert "no kernels of nvfp4_w4a4 (it has fp8_w8a8, fp8_block_w8a8, int8_w8a8)" in caplog.text
+    assert arguments.kernel_config.linear_backend_per_quant == {"w8a16_fp8": "auto"}
+    assert "no kernels of w8a16_fp8 (it has fp8_w8a8, fp8_block_w8a8, int8_w8a8, mixed_precision, nvfp4" in caplog.text
+    arguments.kernel_config.linear_backend_per_quant = {"nvfp4_w4a4": "tunedgemm", "nvfp4_w4a16": "tunedgemm"}
+    assert vllm_backend._take_name(arguments, plugin._log) == ("nvfp4",)
 
 
 @with_names

@@ -19,12 +19,15 @@ if TYPE_CHECKING:  # what `__getattr__` returns, for type checkers and editors
     from tunedgemm.integrations.health import Engine as Engine
     from tunedgemm.integrations.torch_compile import define_op as define_op
     from tunedgemm.integrations.torch_compile import plain as plain
+    from tunedgemm.ops.a16wn import check_values as check_values
     from tunedgemm.ops.formats.int4 import pack_int8_to_packed_int4 as pack_int8_to_packed_int4
     from tunedgemm.ops.formats.int4 import per_1x32_i4_quant as per_1x32_i4_quant
     from tunedgemm.ops.formats.int4 import shuffle_scale_for_int4 as shuffle_scale_for_int4
     from tunedgemm.ops.formats.mxfp8 import per_1x32_f8_quant as per_1x32_f8_quant
     from tunedgemm.ops.formats.scales import plain_bytes as plain_bytes
     from tunedgemm.ops.formats.shuffle import alternated as alternated
+    from tunedgemm.ops.formats.weight_only import pack as pack
+    from tunedgemm.ops.formats.weight_only import unpack as unpack
     from tunedgemm.ops.layout import Order as Order
     from tunedgemm.ops.layout import name_of as name_of
     from tunedgemm.ops.moe_options import gate_block as gate_block
@@ -53,10 +56,12 @@ _NAMES = {
     "errors": "OperandError",
     "integrations.health": "Engine",
     "integrations.torch_compile": "define_op plain",
+    "ops.a16wn": "check_values",
     "ops.formats.int4": "pack_int8_to_packed_int4 per_1x32_i4_quant shuffle_scale_for_int4",
     "ops.formats.mxfp8": "per_1x32_f8_quant",
     "ops.formats.scales": "plain_bytes",
     "ops.formats.shuffle": "alternated",
+    "ops.formats.weight_only": "pack unpack",
     "ops.layout": "Order name_of",
     "ops.moe_options": "gate_block",
     "ops.moe_words": "act_word quant_word",

@@ -233,7 +233,9 @@ KINDS: Mapping[str, Kind] = {
     "TUNEDGEMM_TRUSTED_KEYS": Folder(),
     "TUNEDGEMM_VERIFY": Share(),
     "TUNEDGEMM_VLLM": Switch(others=("unpacked",)),
-    "TUNEDGEMM_VLLM_LAYERS": Words(words=("unquantized", "fp8_w8a8", "fp8_block_w8a8", "int8_w8a8", "experts")),
+    "TUNEDGEMM_VLLM_LAYERS": Words(
+        words=("unquantized", "fp8_w8a8", "fp8_block_w8a8", "int8_w8a8", "mixed_precision", "nvfp4", "mxfp8", "mxfp4", "experts")
+    ),
     "TUNEDGEMM_VLLM_SECONDS": _SECONDS_OF_START,
 }
 

@@ -15,8 +15,12 @@ class ModelRunner:
         self.made, self.sizes, self.server_args, self.dtype = model, sizes, SimpleNamespace(**options), torch.bfloat16
 
     def load_model(self) -> None:
-        """Take the model."""
+        """Take the model, and let its methods repack the weights."""
         self.model = self.made
+        for module in self.model.modules():
+            process = getattr(getattr(module, "quant_method", None), "process_weights_after_loading", None)
+            if process is not None:
+                process(module)
 
     def init_cuda_graphs(self, capture_decode_cuda_graph: bool = True) -> None:
         """Capture graphs of these batch sizes."""

@@ -15,6 +15,23 @@ from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import (
     Int8ScaledMMLinearKernel,
     Int8ScaledMMLinearLayerConfig,
 )
+from vllm.model_executor.kernels.linear.weights_alone import (
+    CutlassNvFp4LinearKernel,
+    MarlinLinearKernel,
+    MarlinMxFp4LinearKernel,
+    MarlinMxfp8LinearKernel,
+    MarlinNvFp4LinearKernel,
+    MPLinearLayerConfig,
+    MxFp4LinearKernel,
+    MxFp4LinearLayerConfig,
+    Mxfp8LinearKernel,
+    Mxfp8LinearLayerConfig,
+    NvFp4LinearKernel,
+    NvFp4LinearLayerConfig,
+)
+from vllm.model_executor.kernels.linear.weights_alone import (
+    MPLinearKernel as MPLinearKernel,
+)
 from vllm.model_executor.layers.quantization.utils.w8a8_utils import convert_to_channelwise
 from vllm.platforms import current_platform
 
@@ -135,6 +152,11 @@ if FORM < (0, 33):
 _POSSIBLE_FP8_BLOCK_KERNELS: dict[Any, list[Any]] = {
     "any": [FlashInferFp8DeepGEMMDynamicBlockScaledKernel, MarlinFP8ScaledMMLinearKernel, TritonFp8BlockScaledMMKernel]
 }
+if FORM >= (0, 25):
+    _POSSIBLE_KERNELS: dict[Any, list[Any]] = {"any": [MarlinLinearKernel]}
+    _POSSIBLE_NVFP4_KERNELS: dict[Any, list[Any]] = {"any": [CutlassNvFp4LinearKernel, MarlinNvFp4LinearKernel]}
+    _POSSIBLE_MXFP8_KERNELS: dict[Any, list[Any]] = {"any": [MarlinMxfp8LinearKernel]}
+    _POSSIBLE_MXFP4_KERNELS: dict[Any, list[Any]] = {"any": [MarlinMxFp4LinearKernel]}
 _NAMES = ["weight", "weight_scale", "input_scale", "input_scale_ub"]
 
 
@@ -148,6 +170,7 @@ def is_supported_and_can_implement_kernel(kernel: Any, config: Any, compute_capa
 
 _LINEAR_BACKEND_KERNEL_MAP: dict[str, set[Any]] = {
     "cutlass": {CutlassFP8ScaledMMLinearKernel, CutlassInt8ScaledMMLinearKernel},
+    "marlin": {MarlinLinearKernel, MarlinNvFp4LinearKernel, MarlinMxfp8LinearKernel, MarlinMxFp4LinearKernel},
     "triton": {TritonFp8BlockScaledMMKernel},
 }
 
@@ -206,3 +229,30 @@ def init_int8_linear_kernel(
     config = Int8ScaledMMLinearLayerConfig(is_static_input_scheme, is_channelwise, input_symmetric, **newer)
     names = ["weight", "weight_scale", "input_scale", "input_zero_point", "azp_adj"]
     return _chosen(config, _POSSIBLE_INT8_KERNELS, "int8_w8a8")(config, names)
+
+
+def choose_mp_linear_kernel(config: MPLinearLayerConfig, compute_capability: int | None = None) -> Any:
+    """The class for a layer of integer weights."""
+    del compute_capability
+    possible = _possible(_POSSIBLE_KERNELS[current_platform._enum], "mixed_precision")
+    return next(one for one in possible if one.get_min_capability() <= 90 and one.can_implement(config)[0])
+
+
+def init_nvfp4_linear_kernel(use_a16: bool = False) -> NvFp4LinearKernel:
+    """The kernel of an nvfp4 layer: Marlin's for 16-bit activations."""
+    config = NvFp4LinearLayerConfig()
+    if use_a16 and get_current_vllm_config().kernel_config.linear_backend == "auto":
+        return MarlinNvFp4LinearKernel(config)
+    return _chosen(config, _POSSIBLE_NVFP4_KERNELS, "nvfp4_w4a16" if use_a16 else "nvfp4_w4a4")(config)
+
+
+def init_mxfp8_linear_kernel(*, weight_shape: tuple[int, int]) -> Mxfp8LinearKernel:
+    """The kernel of an mxfp8 layer."""
+    config = Mxfp8LinearLayerConfig(weight_shape)
+    return _chosen(config, _POSSIBLE_MXFP8_KERNELS, "mxfp8")(config)
+
+
+def init_mxfp4_linear_kernel(activation_quant_key: Any = None) -> MxFp4LinearKernel:
+    """The kernel of an mxfp4 layer."""
+    config = MxFp4LinearLayerConfig(activation_quant_key)
+    return _chosen(config, _POSSIBLE_MXFP4_KERNELS, "mxfp4")(config)
