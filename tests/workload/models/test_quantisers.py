@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 
 from tunedgemm.device import device_of_text
+from tunedgemm.ops.weight_formats import FORMATS
 from tunedgemm.workload.models import Formats, layers_of_model, shapes_of_model, with_shapes
 from tunedgemm.workload.models.engines import as_run
 from tunedgemm.workload.models.layer import Layer
 from tunedgemm.workload.models.quantisers import quantisation_of
-from tunedgemm.workload.models.scheme import WIDE
+from tunedgemm.workload.models.rules import WIDE, Names
 
 GPTQ = {
     "bits": 4, "group_size": 128, "desc_act": False, "sym": True, "lm_head": False, "quant_method": "gptq", "checkpoint_format": "gptq",
@@ -34,6 +35,14 @@ def modelopt(algorithm, **more):
     return {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head"], "producer": {"name": "modelopt"}, **more}
 
 
+EIGHT = "GPTQ's weights of 8 bits by groups of 128"
+
+
+def known(scheme, reason):
+    """Return the scheme if its format has a record, else the reason why there is none."""
+    return scheme if scheme.partition("/")[0] in FORMATS else reason
+
+
 #: what config.json says -> format and group, or a part of the reason why there is none
 STATED = [
     (GPTQ, "gptq_int4/128"),
@@ -42,11 +51,22 @@ STATED = [
     ({**GPTQ, "desc_act": True, "sym": False, "group_size": 64}, "gptq_int4_zp_order/64"),
     ({**GPTQ, "desc_act": True, "group_size": -1}, "gptq_int4/0"),
     ({**GPTQ, "checkpoint_format": "gptq_v2"}, "gptq_int4/128"),
-    ({**GPTQ, "checkpoint_format": "gptq_v2", "sym": False}, "zero points of gptq_v2; checkpoint_format gptq works"),
+    (
+        {**GPTQ, "checkpoint_format": "gptq_v2", "sym": False},
+        known("gptq_int4_zp_v2/128", "with zero points of gptq_v2 (those of checkpoint_format gptq work)"),
+    ),
+    (
+        {**GPTQ, "checkpoint_format": "gptq_v2", "sym": False, "desc_act": True},
+        known("gptq_int4_zp_v2_order/128", "with zero points of gptq_v2 (those of checkpoint_format gptq work)"),
+    ),
+    ({**GPTQ, "bits": 8}, known("gptq_int8/128", EIGHT)),
+    ({**GPTQ, "bits": 8, "checkpoint_format": "gptq_v2", "group_size": -1}, known("gptq_int8/0", EIGHT.replace("128", "-1"))),
+    ({**GPTQ, "bits": 8, "desc_act": True}, known("gptq_int8_order/128", EIGHT)),
+    ({**GPTQ, "bits": 8, "sym": False}, "GPTQ's weights of 8 bits with zero points by groups of 128"),
     ({**GPTQ, "format": "marlin"}, "in another order"),
     ({**GPTQ, "is_marlin_format": True}, "in another order"),
     ({**GPTQ, "pack_dtype": "int16"}, "another dtype"),
-    *(({**GPTQ, "bits": bits}, f"GPTQ's weights of {bits} bits by groups of 128; 4 by 32, 64, 128 or -1 works") for bits in (2, 3, 8)),
+    *(({**GPTQ, "bits": bits}, f"GPTQ's weights of {bits} bits by groups of 128; 4 by 32, 64, 128 or -1 works") for bits in (2, 3)),
     ({**GPTQ, "group_size": 256}, "4 bits by groups of 256; 4 by 32"),
     ({**GPTQ, "group_size": [128]}, "by groups of [128]"),
     *(({**GPTQ, field: None}, f"GPTQ without {field}") for field in ("bits", "group_size", "desc_act", "sym")),
@@ -64,7 +84,7 @@ STATED = [
     (compressed({**INT4, "strategy": "channel", "group_size": -1}, "mixed-precision", format="pack-quantized"), "ct_int4/0"),
     (compressed({**INT4, "actorder": "group"}), "groups in the order 'group' (static works)"),
     (compressed({**INT4, "group_size": 48}), "packed int4 weights scaled by group48 with activations of 16 bits; packed int4 by row or"),
-    (compressed({**INT4, "num_bits": 8}), "packed int8 weights scaled by group128"),
+    (compressed({**INT4, "num_bits": 8}), known("ct_int8/128", "packed int8 weights scaled by group128")),
     (compressed(INT4, "int-quantized"), "no op has int4 weights scaled by group128"),
     (compressed(INT4, "marlin-24"), "no op has int4 weights scaled by group128"),
     (compressed(NVFP4, "nvfp4-pack-quantized"), "nvfp4/16"),
@@ -81,7 +101,7 @@ STATED = [
 
 
 def verdict_on(stated, name, kind="linear", **more):
-    return quantisation_of({"quantization_config": stated}).of(Layer(name, kind, 256, 256, **more), name)
+    return quantisation_of({"quantization_config": stated}).of(Layer(name, kind, 256, 256, **more), Names((name,)))
 
 
 def test_what_a_checkpoint_says(faults_of):
@@ -97,7 +117,7 @@ def test_what_a_checkpoint_says(faults_of):
 
 def test_single_layers(faults_of):
     """Rules of single layers decide in their order; the LM head is quantised where that is stated."""
-    listed = {"lm_head": {"quant_algo": "W4A16_NVFP4"}, "model.layers.0.mlp": {"quant_algo": "FP8"}}
+    listed = {"lm_head": {"quant_algo": "W4A16_NVFP4"}, "model.layers.0.mlp.up_proj": {"quant_algo": "FP8"}}
     rules = {"-:.*self_attn.*": {}, "+:.*\\.1\\..*": {"bits": 8}, ".*down_proj": {"group_size": 32, "sym": False}, "lm_head": {"mse": 1}}
     own = {**compressed(INT4)["config_groups"]["group_0"], "targets": ["re:.*lm_head", "re:.*mlp.*"]}
 
@@ -110,7 +130,7 @@ def test_single_layers(faults_of):
         check,
         [
             ({**GPTQ, "dynamic": rules}, "model.layers.1.self_attn.q_proj", ""),
-            ({**GPTQ, "dynamic": rules}, "model.layers.1.mlp.down_proj", "8 bits"),
+            ({**GPTQ, "dynamic": rules}, "model.layers.1.mlp.down_proj", known("gptq_int8/128", "8 bits")),
             ({**GPTQ, "dynamic": rules}, "model.layers.0.mlp.down_proj", "gptq_int4_zp/32"),
             ({**GPTQ, "dynamic": rules}, "model.layers.0.mlp.up_proj", "gptq_int4/128"),
             ({**GPTQ, "dynamic": {".*": {"adapter": 1}}}, "model.layers.0.mlp.up_proj", "'adapter'"),

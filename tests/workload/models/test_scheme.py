@@ -11,7 +11,8 @@ from tunedgemm.workload.models import Formats, shapes_of_model
 from tunedgemm.workload.models.layer import Experts, Layer
 from tunedgemm.workload.models.listing import left_out, listed
 from tunedgemm.workload.models.quantisers import _FORMATS, quantisation_of
-from tunedgemm.workload.models.scheme import SCHEMES, WEIGHTS_ALONE, WIDE, Quantisation
+from tunedgemm.workload.models.rules import WIDE, Names
+from tunedgemm.workload.models.scheme import SCHEMES, WEIGHTS_ALONE, Quantisation
 
 DYNAMIC = {"dynamic": True, "num_bits": 8, "strategy": "token", "symmetric": True, "type": "float", "observer": None}
 
@@ -61,8 +62,8 @@ STATED = {
         "ct_int4/128",
     ),
     "int8, packed": (
-        compressed({"num_bits": 8, "type": "int", "strategy": "channel"}, None, format="pack-quantized"),
-        "packed int8 weights scaled by row with activations of 16 bits; packed int4 by row or groups of 32, 64 or 128 works",
+        compressed({"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": False}, None, format="pack-quantized"),
+        "asymmetric packed int8 weights scaled by row with activations of 16 bits; packed int4 by row or groups of 32, 64 or 128 works",
     ),
     "int8, weights alone": (compressed({"num_bits": 8, "type": "int", "strategy": "channel"}, None), "int8_channel/0"),
     "int4, fp8 activations": (
@@ -113,11 +114,13 @@ EXPERTS = Layer("model.layers.*.mlp.experts", "experts", 256, 128, experts=Exper
 
 
 def of_experts(quantisation: Quantisation):
-    return quantisation.of(EXPERTS, "model.layers.0.mlp.experts")
+    own = "model.layers.0.mlp.experts"
+    parts = tuple((f"{own}.{expert}.{part}",) for expert in range(4) for part in ("gate_proj", "up_proj", "down_proj"))
+    return quantisation.of(EXPERTS, Names((own,), parts))
 
 
 def of_linear(quantisation: Quantisation, name: str = "model.layers.0.self_attn.q_proj"):
-    return quantisation.of(Layer(name, "linear", 256, 128), name)
+    return quantisation.of(Layer(name, "linear", 256, 128), Names((name,)))
 
 
 def test_a_group_with_an_unread_field_is_left_out(faults_of):
@@ -156,7 +159,7 @@ def test_layers_left_alone(faults_of):
         quantisation = quantisation_of({"quantization_config": {**DEEPSEEK, "modules_to_not_convert": [pattern]}})
 
         layer = Layer("model.layers.*.mlp.down_proj", "linear", 8, 8)
-        assert (quantisation.of(layer, "model.layers.0.mlp.down_proj") == WIDE) is left
+        assert (quantisation.of(layer, Names(("model.layers.0.mlp.down_proj",))) == WIDE) is left
 
     assert not faults_of(
         check,
@@ -186,7 +189,7 @@ def test_routers_and_the_head_stay_wide():
     """Routers and head stay in 16 bits whatever the list has; some methods quantise only routed experts."""
     block, mxfp4 = (quantisation_of({"quantization_config": stated}) for stated in (DEEPSEEK, {"quant_method": "mxfp4"}))
 
-    assert all(block.of(Layer("mlp.gate", kind, 8, 8), "mlp.gate") == WIDE for kind in ("router", "head"))
+    assert all(block.of(Layer("mlp.gate", kind, 8, 8), Names(("mlp.gate",))) == WIDE for kind in ("router", "head"))
     assert (of_experts(block).scheme, of_experts(mxfp4).scheme) == ("fp8_block", "mxfp4/32")
     assert of_linear(mxfp4) == WIDE
 
@@ -358,8 +361,8 @@ def test_parts_with_their_own_quantisation(faults_of):
     )  # fmt: skip
     tower = Layer("visual.fc1", "linear", 8, 8, tower=True)
     two = {"text_config": {"quantization_config": DEEPSEEK}, "vision_config": {"quantization_config": DEEPSEEK}}
-    assert "vision_config" in quantisation_of(two).of(tower, tower.name).refused
-    assert quantisation_of({"text_config": {"quantization_config": DEEPSEEK}}).of(tower, tower.name) == WIDE
+    assert "vision_config" in quantisation_of(two).of(tower, Names((tower.name,))).refused
+    assert quantisation_of({"text_config": {"quantization_config": DEEPSEEK}}).of(tower, Names((tower.name,))) == WIDE
 
 
 def test_fields_of_config_json_that_state_a_format(faults_of):

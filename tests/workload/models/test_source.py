@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
 
 import pytest
 from tunedgemm.workload.models import layers_of_model
-from tunedgemm.workload.models.source import ModelSource, build, config_of
+from tunedgemm.workload.models.source import ModelSource, build, config_of, with_quantisation
 
 #: a whole config.json of a small model
 LLAMA = {
@@ -143,3 +144,51 @@ def test_without_transformers(folder, one_line, monkeypatch):
     says = one_line(lambda: layers_of_model(folder(LLAMA)))
 
     assert says == "shapes from models need transformers: pip install 'tunedgemm[models]'"
+
+
+def stated_in(place: Path, files: dict[str, object]) -> tuple[object, str]:
+    """Return the quantisation of a folder with these files next to config.json, and the notes on it."""
+    for name, content in files.items():
+        (place / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    raw, notes = with_quantisation(place, config_of(place))
+    return raw.get("quantization_config"), " ".join(notes)
+
+
+def test_a_quantisation_next_to_config_json(folder, faults_of):
+    """The first of three files counts where config.json has none or lacks ModelOpt's layers."""
+    modelopt = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    gptq, awq = {"bits": 4, "group_size": 128, "desc_act": False, "sym": True}, {"w_bit": 4, "q_group_size": 128, "zero_point": True}
+    mixed = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
+    files = {"hf_quant_config.json": modelopt, "quantize_config.json": gptq}
+
+    def check(own, files, method, noted):
+        stated, note = stated_in(folder(LLAMA, **own), files)
+        assert (stated or {}).get("quant_method") == method and note == noted
+
+    said, by_flag = (
+        "the quantisation is read from {}".format,
+        "the quantisation is read from {0}, as vLLM does with --quantization {1}".format,
+    )
+    assert not faults_of(
+        check,
+        [
+            ({}, {}, None, ""),
+            ({}, files, "modelopt", said("hf_quant_config.json")),
+            ({}, {"quantize_config.json": gptq}, "gptq", by_flag("quantize_config.json", "gptq")),
+            ({}, {"quantize_config.json": awq}, "awq", by_flag("quantize_config.json", "awq")),
+            ({}, {"quant_config.json": awq}, "awq", by_flag("quant_config.json", "awq")),
+            ({"quantization_config": {"quant_method": "fp8"}}, files, "fp8", ""),
+            ({"compression_config": {"quant_method": "fp8"}}, files, None, ""),
+            ({"quantization_config": mixed}, files, "modelopt", said("hf_quant_config.json")),
+            ({"quantization_config": {**mixed, "quantized_layers": {"lm_head": {}}}}, files, "modelopt", ""),
+        ],
+    )
+
+
+def test_a_quantisation_that_cannot_be_read(folder, one_line, faults_of):
+    """Each fault names the file."""
+
+    def check(text, says):
+        assert f"hf_quant_config.json: {says}" in one_line(lambda: stated_in(folder(LLAMA), {"hf_quant_config.json": text}))
+
+    assert not faults_of(check, [("{", "not JSON: "), ("[1]", "must hold a JSON object (got list)"), ("\ud800", "not JSON: ")][:2])

@@ -13,9 +13,11 @@ from tunedgemm.errors import UserError
 from tunedgemm.workload.models.confine import Limits
 from tunedgemm.workload.models.fuse import Latent
 from tunedgemm.workload.models.layer import Experts, Layer
+from tunedgemm.workload.models.names import weights_of
 from tunedgemm.workload.models.quantisers import quantisation_of
 from tunedgemm.workload.models.sandbox import ask
-from tunedgemm.workload.models.source import build, config_of, number_of
+from tunedgemm.workload.models.scheme import stated_parts
+from tunedgemm.workload.models.source import build, config_of, number_of, with_quantisation
 from tunedgemm.workload.models.walk import layers
 
 
@@ -45,12 +47,12 @@ def architecture_of(folder: Path, limits: Limits | None = None) -> Architecture:
         UserError: the file cannot be used, transformers is not installed or cannot build the model,
             or a limit is exceeded.
     """
-    raw = config_of(folder)
+    raw, notes = with_quantisation(folder, config_of(folder))
     if find_spec("transformers") is None:
         raise UserError("shapes from models need transformers: pip install 'tunedgemm[models]'")
     found = ask({"folder": str(folder), "raw": raw}, limits or Limits())
     latent = found["latent"] and Latent(**found["latent"])
-    return Architecture(**(found | {"layers": tuple(map(_layer, found["layers"])), "latent": latent, "notes": tuple(found["notes"])}))
+    return Architecture(**(found | {"layers": tuple(map(_layer, found["layers"])), "latent": latent, "notes": (*notes, *found["notes"])}))
 
 
 def _layer(fields: dict[str, Any]) -> Layer:
@@ -60,8 +62,9 @@ def _layer(fields: dict[str, Any]) -> Layer:
 def describe(folder: str, raw: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of an `Architecture` as JSON has them; called in the sandbox only."""
     source = build(Path(folder), raw)
-    quantisation = quantisation_of(raw)
-    products, unknown = layers(source, quantisation)
+    weights = weights_of(Path(folder)) if any(stated_parts(raw)) else frozenset()
+    quantisation = quantisation_of(raw, weights)
+    products, unknown = layers(source, quantisation, weights)
     plan = getattr(source.module, "tp_plan", None) or getattr(source.module, "_tp_plan", None) or {}
     rank, nope, value = (number_of(source.settings, name) for name in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"))
     latent = Latent(rank, nope, value) if rank and nope and value else None

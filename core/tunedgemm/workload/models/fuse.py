@@ -10,7 +10,7 @@ from tunedgemm.workload.models.layer import Layer
 from tunedgemm.workload.models.roles import crosses
 
 #: Roles that are fused -> last word of the fused layer's name.
-_TOGETHER = {
+TOGETHER = {
     ("q", "k", "v"): "qkv_proj",
     ("k", "v"): "kv_proj",
     ("gate", "up"): "gate_up_proj",
@@ -65,14 +65,14 @@ def _fusible(layers: list[Layer]) -> list[Layer]:
     In cross-attention, queries have another input than keys and values.
     """
     by_role = {layer.role: layer for layer in reversed(layers)}
-    for roles in _TOGETHER:
+    for roles in TOGETHER:
         if layers[0].role in roles and set(roles) <= set(by_role) and not ("q" in roles and crosses(layers[0].name)):
             return [by_role[role] for role in roles]
     return layers[:1]
 
 
 def _fuse(parts: list[Layer]) -> Layer:
-    name = f"{parts[0].parent}.{_TOGETHER[tuple(part.role for part in parts)]}"
+    name = f"{parts[0].parent}.{TOGETHER[tuple(part.role for part in parts)]}"
     return attrs.evolve(parts[0], name=name, n=sum(part.n for part in parts), bias=any(part.bias for part in parts), role="")
 
 

@@ -6,17 +6,23 @@ gpt-oss's MXFP4. Others are rejected.
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import attrs
 
-from tunedgemm.workload.models.scheme import SCHEMES, WIDE, Quantisation, Rule, Scheme, Verdict, is_text, stated_parts
+from tunedgemm.ops.weight_formats import FORMATS
+from tunedgemm.workload.models.rules import INDEX, WIDE, Rule, Verdict, rules_of
+from tunedgemm.workload.models.scheme import SCHEMES, Quantisation, Scheme, is_text, stated_parts
 
 #: Keys under which quantisers list skipped layers.
 _IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude", "exclude_modules", "llm_int8_skip_modules")
+#: GPTQ's list of quantised layers, and parts of ModelOpt's models that vLLM never quantises
+_IN_BLOCKS, _TOWERS = "modules_in_block_to_quantize", ("vision_tower", "vision_model", "vit_large_projector")
 #: Keys of any quantiser that do not affect the dtypes of GEMMs.
 _HARMLESS = {
     "quant_method", "version", "producer", "quantization_status", "global_compression_ratio", "run_compressed", "dequantize",
@@ -44,6 +50,8 @@ _KEYS = {
         "fuse_max_seq_len", "exllama_config",
     },
 }  # fmt: skip
+#: method -> how its engine matches skipped layers; others match whole words
+_MATCHES = {"awq": "of layers", "gptq": "of layers", "compressed-tensors": "exact", "quark": "glob", "modelopt": "substring or glob"}
 #: keys of one group of layers that its reader reads, in compressed-tensors and in Quark
 _OF_GROUP = {"weights", "input_activations", "targets", "format"}
 _OF_CONFIG = {"weight", "input_tensors", "target_device"}
@@ -66,9 +74,15 @@ _FORMATS = {
     ("fp8", "tensor", "", ""): "fp8_tensor/0",
     ("fp8", "group32", "", ""): "mxfp8/32",
     **{
-        (f"{asymmetric}packed int4", f"group{group}" if group else "row", "", ""): f"{name}/{group}"
-        for asymmetric, name in (("", "ct_int4"), ("asymmetric ", "ct_int4_zp"))
-        for group in (0, 32, 64, 128)
+        (
+            f"{'' if form.zeros is None else 'asymmetric '}packed int{form.bits}",
+            f"group{group}" if group else "row",
+            "",
+            "",
+        ): f"{name}/{group}"
+        for name, form in FORMATS.items()
+        if name.startswith("ct_int")
+        for group in form.groups
     },
 }
 #: A quantiser's scale granularity -> ours.
@@ -93,35 +107,27 @@ _PARTS = re.compile(r"(?<![^_])(?:attn|attention|mlp|moe|ffn|experts?|shared|ind
 _NARROW = re.compile(r"(?:fp|int|nf|float|mxfp|nvfp|uint)[468](?![0-9])|e\dm\d", re.I)
 
 
-def quantisation_of(raw: Mapping[str, Any]) -> Quantisation:
-    """Return the quantisation in ``config.json``, for each part of the model."""
+def quantisation_of(raw: Mapping[str, Any], weights: Collection[str] = ()) -> Quantisation:
+    """Return the quantisation in ``config.json``, for each part of the model.
+
+    Args:
+        weights: the checkpoint's; they say what GPTQ and AWQ quantised without a list.
+    """
+    packed = [name.removesuffix(".qweight") for name in weights if name.endswith(".qweight")]
     stated = dict(stated_parts(raw))
-    whole = _scheme_of(stated[""], raw) if "" in stated else Scheme(experts=_experts({}, raw, WIDE))  # experts may still name their dtype
-    text, others = whole, _of_others(whole, stated[""]) if "" in stated else whole
+    # without a quantisation of the whole, experts may still name their dtype
+    whole = _scheme_of(stated[""], raw, packed) if "" in stated else Scheme(experts=_experts({}, raw, WIDE))
+    text, others, top = whole, whole, _mapping(stated.get(""))
+    if top.get("quant_method") in ("gptq", "awq") and whole.usual != WIDE and not any(map(top.get, _IGNORED)):
+        others = attrs.evolve(whole, usual=Verdict(refused="quantization_config does not say whether they are quantised"))
     for path, own in stated.items():
         if is_text(path):
-            part = _part(raw, path)
-            text = _scheme_of(own, {**raw, **part})
+            text = _scheme_of(own, {**raw, **functools.reduce(operator.getitem, path.split("."), raw)}, packed)
         elif path:
-            reason = f"{path} has a quantisation apart from the text's, which is not read"
-            others = Scheme(Verdict(refused=reason))
+            others = Scheme(Verdict(refused=f"{path} has a quantisation apart from the text's, which is not read"))
     if text is not whole and "" not in stated and others is whole:
         others = Scheme()
     return Quantisation(_with_fields(text, raw), others)
-
-
-def _of_others(whole: Scheme, stated: Any) -> Scheme:
-    """Return the scheme of other parts than the text, which GPTQ and AWQ may skip without a word."""
-    stated = _mapping(stated)
-    if stated.get("quant_method") not in ("gptq", "awq") or stated.get("modules_in_block_to_quantize") or any(map(stated.get, _IGNORED)):
-        return whole
-    return attrs.evolve(whole, usual=Verdict(refused="quantization_config does not say whether they are quantised"))
-
-
-def _part(raw: Mapping[str, Any], path: str) -> Mapping[str, Any]:
-    for name in path.split("."):
-        raw = raw[name]
-    return raw
 
 
 def _with_fields(scheme: Scheme, raw: Mapping[str, Any]) -> Scheme:
@@ -133,21 +139,24 @@ def _with_fields(scheme: Scheme, raw: Mapping[str, Any]) -> Scheme:
                 continue
             if isinstance(value, Mapping) or _NARROW.search(str(value)):
                 refused = f"config.json has {field!r}, which may decide their dtype and is not read"
-                rules.append(Rule((f"*{'*'.join(_PARTS.findall(field))}*",), Verdict(refused=refused)))
+                rules += rules_of("", [f"*{'*'.join(_PARTS.findall(field))}*"], Verdict(refused=refused), "glob")
     return attrs.evolve(scheme, rules=(*rules, *scheme.rules))
 
 
-def _scheme_of(stated: Any, raw: Mapping[str, Any]) -> Scheme:
+def _scheme_of(stated: Any, raw: Mapping[str, Any], packed: Collection[str] = ()) -> Scheme:
     """Return the scheme of one statement; *raw* holds the fields next to it."""
     if not isinstance(stated, Mapping):
         return Scheme(_refuse(f"a quantization_config that is no object (got {str(stated)[:40]!r})"))
-    method = str(stated.get("quant_method", "")).lower().replace("_", "-").replace("fbgemm-fp8", "fbgemm_fp8")
+    written = "modelopt" if _mapping(stated.get("producer")).get("name") == "modelopt" else ""
+    method = str(stated.get("quant_method", written)).lower().replace("_", "-").replace("fbgemm-fp8", "fbgemm_fp8")
     method = "modelopt" if method.startswith("modelopt") else method
     stated = {**stated, **_mapping(stated.get("quantization"))} if method == "modelopt" else stated
     reader = _READERS.get(method)
     scheme = Scheme(Verdict(refused=f"no list has the products of quant_method {method!r}")) if reader is None else reader(stated)
-    ignored = tuple(entry for key in _IGNORED for entry in _entries(stated.get(key)))
-    scheme = attrs.evolve(scheme, rules=(Rule(ignored, WIDE), *scheme.rules)) if ignored else scheme
+    if packed and method in ("gptq", "awq") and not any(map(stated.get, (*_IGNORED, _IN_BLOCKS))):
+        scheme = attrs.evolve(scheme, usual=WIDE, rules=(*scheme.rules, *rules_of(INDEX, packed, scheme.usual, "exact")))
+    ignored = [rule for key in _IGNORED for rule in rules_of(key, _entries(stated.get(key)), WIDE, _MATCHES.get(method, "words"))]
+    scheme = attrs.evolve(scheme, rules=(*ignored, *scheme.rules))
     if reader is None:
         return scheme
     if (experts := _experts(stated, raw, scheme.usual)) is not None:
@@ -158,7 +167,7 @@ def _scheme_of(stated: Any, raw: Mapping[str, Any]) -> Scheme:
 
 def _without(scheme: Scheme, unread: Mapping[str, Any]) -> Scheme:
     """Leave out the quantised layers where an unread field may decide a dtype; else note the field."""
-    notes = tuple(f"quantization_config has {key!r}, which is not read" for key in unread)
+    notes = *scheme.notes, *(f"quantization_config has {key!r}, which is not read" for key in unread)
     deciding = [key for key, value in unread.items() if _DECIDES.search(f"{key} {json.dumps(value, default=str)}")]
     if not deciding:
         return attrs.evolve(scheme, notes=notes)
@@ -223,7 +232,7 @@ def _of_compressed(stated: Mapping[str, Any]) -> Scheme:
         verdict = _of_group(group, stated.get("format"))
         targets = _entries(_mapping(group).get("targets")) or ("Linear",)
         names = tuple(target for target in targets if target.startswith("re:") or not target[:1].isupper())
-        rules += [Rule(names, verdict)] if names else []
+        rules += rules_of("targets", names, verdict, "exact")
         classes = [target for target in targets if target not in names]
         if any(target != "Linear" for target in classes) and verdict != WIDE:
             verdict = Verdict(refused=f"quantization_config names them by their class alone ({', '.join(classes)})")
@@ -231,11 +240,10 @@ def _of_compressed(stated: Mapping[str, Any]) -> Scheme:
     if len(usual) > 1:
         kinds = ", ".join(sorted(each.refused or each.scheme for each in usual))
         return Scheme(Verdict(refused=f"groups of the same layers have different schemes ({kinds})"))
-    return Scheme(next(iter(usual), WIDE), tuple(rules), head=_names_head(rules))
-
-
-def _names_head(rules: Iterable[Rule]) -> bool:
-    return any(name.endswith("lm_head") for rule in rules for name in rule.patterns)
+    notes = (
+        () if not usual or "lm_head" in json.dumps(stated, default=str) else ("lm_head has 16 bits: vLLM's head is not of class Linear",)
+    )
+    return Scheme(next(iter(usual), WIDE), tuple(rules), head="named", notes=notes)
 
 
 def _of_group(group: Any, packing: Any) -> Verdict:
@@ -283,7 +291,8 @@ def _pair(weights: tuple[str, str], inputs: tuple[str, str]) -> Verdict:
 
 def _of_quark(stated: Mapping[str, Any]) -> Scheme:
     usual = _of_quark_config(stated.get("global_quant_config"))
-    rules = [Rule((name,), _of_quark_config(config)) for name, config in _mapping(stated.get("layer_quant_config")).items()]
+    by_name = _mapping(stated.get("layer_quant_config")).items()
+    rules = [rule for name, config in by_name for rule in rules_of("layer_quant_config", [name], _of_quark_config(config), "glob")]
     for name, config in _mapping(stated.get("layer_type_quant_config")).items():
         own = _of_quark_config(config)
         is_linear = name.rpartition(".")[2] == "Linear"
@@ -321,12 +330,12 @@ def _quark_tensors(spec: Any) -> tuple[str, str] | None:
 
 
 def _of_modelopt(stated: Mapping[str, Any]) -> Scheme:
-    layers = _mapping(stated.get("quantized_layers"))
-    algorithm = stated.get("quant_algo")
-    if layers:
-        rules = [Rule((name,), _of_algorithm(_mapping(of).get("quant_algo"), {**stated, **_mapping(of)})) for name, of in layers.items()]
-        return Scheme(WIDE, tuple(rules), head=_names_head(rules))
-    return Scheme(_of_algorithm(algorithm, stated))
+    names: dict[Verdict, list[str]] = {}
+    for name, of in _mapping(stated.get("quantized_layers")).items():
+        names.setdefault(_of_algorithm(_mapping(of).get("quant_algo"), {**stated, **_mapping(of)}), []).append(name)
+    rules = [rule for verdict, entries in names.items() for rule in rules_of("quantized_layers", entries, verdict, "exact")]
+    rules += rules_of("", _TOWERS, WIDE, "substring")
+    return Scheme(WIDE if names else _of_algorithm(stated.get("quant_algo"), stated), tuple(rules), head="usual")
 
 
 def _of_algorithm(algorithm: Any, stated: Mapping[str, Any]) -> Verdict:
@@ -339,13 +348,14 @@ def _of_algorithm(algorithm: Any, stated: Mapping[str, Any]) -> Verdict:
 
 
 def _of_gptq(stated: Mapping[str, Any]) -> Scheme:
-    usual, only, rules = _of_gptq_layer(stated), _flat(stated.get("modules_in_block_to_quantize")), []
+    usual, rules, blocks = _of_gptq_layer(stated), list[Rule](), stated.get(_IN_BLOCKS)
+    only = [name for entry in (blocks if isinstance(blocks, list) else ()) for name in _entries(entry)]
     for pattern, changes in _mapping(stated.get("dynamic")).items():  # a regex each, "-:" for layers of 16 bits
         changed = _unread(_mapping(changes), _KEYS["gptq"]) or _of_gptq_layer({**stated, **_mapping(changes)})
-        changed = Verdict(refused="'dynamic' and 'modules_in_block_to_quantize' may disagree") if only else changed
-        rules.append(Rule((f"re:{pattern.removeprefix('-:').removeprefix('+:')}",), WIDE if pattern.startswith("-:") else changed))
-    rules += [Rule(only, usual)] if only else []
-    return Scheme(WIDE if only else usual, tuple(rules), head=stated.get("lm_head") is True)
+        changed = Verdict(refused=f"'dynamic' and '{_IN_BLOCKS}' may disagree") if only else changed
+        rules += rules_of("dynamic", [pattern], WIDE if pattern.startswith("-:") else changed, "regex")
+    rules += rules_of(_IN_BLOCKS, only, usual, "substring")
+    return Scheme(WIDE if only else usual, tuple(rules), head="usual" if stated.get("lm_head") is True else "")
 
 
 def _of_gptq_layer(stated: Mapping[str, Any]) -> Verdict:
@@ -354,10 +364,9 @@ def _of_gptq_layer(stated: Mapping[str, Any]) -> Verdict:
     forms = {str(stated.get(field) or "gptq").lower() for field in ("format", "checkpoint_format")}
     if not forms <= {"gptq", "gptq_v2"} or stated.get("is_marlin_format") or stated.get("pack_dtype") not in (None, "int32"):
         return _refuse("GPTQ's weights in another order or another dtype; checkpoint_format gptq of int32 works")
-    if not stated["sym"] and "gptq_v2" in forms:
-        return _refuse("zero points of gptq_v2; checkpoint_format gptq works, which stores them minus 1")
+    zeros = "" if stated["sym"] else "_zp_v2" if "gptq_v2" in forms else "_zp"
     by_index = stated["desc_act"] and stated["group_size"] != -1  # one group has no order
-    return _int4(f"gptq_int4{'' if stated['sym'] else '_zp'}{'_order' if by_index else ''}", stated["bits"], stated["group_size"])
+    return _packed(f"gptq_int{stated['bits']}{zeros}{'_order' if by_index else ''}", stated["bits"], stated["group_size"])
 
 
 def _of_awq(stated: Mapping[str, Any]) -> Scheme:
@@ -365,19 +374,17 @@ def _of_awq(stated: Mapping[str, Any]) -> Scheme:
     version = str(stated.get("version") or "gemm").lower()
     if version != "gemm" or stated.get("backend") == "llm-awq" or stated.get("zero_point") is not True:
         return Scheme(_refuse(f"AWQ of version {version} with zero_point {stated.get('zero_point')}; gemm with zero points works"))
-    return Scheme(_int4("awq_int4", bits, group), head=stated.get("lm_head") is True)
+    return Scheme(_packed(f"awq_int{bits}", bits, group), head="usual" if stated.get("lm_head") is True else "")
 
 
-def _int4(w_format: str, bits: Any, group: Any) -> Verdict:
+def _packed(w_format: str, bits: Any, group: Any) -> Verdict:
     scheme = f"{w_format}/{0 if group == -1 else group}"
-    if bits != 4 or scheme not in SCHEMES:
-        return _refuse(f"{w_format.partition('_')[0].upper()}'s weights of {bits} bits by groups of {group}; 4 by 32, 64, 128 or -1 works")
-    return Verdict(scheme)
-
-
-def _flat(value: Any) -> tuple[str, ...]:
-    entries: Iterable[Any] = value if isinstance(value, list) else ()
-    return tuple(name for entry in entries for name in _entries(entry))
+    if scheme in SCHEMES:
+        return Verdict(scheme)
+    zeros = " with zero points" * ("_zp" in w_format) + " of gptq_v2 (those of checkpoint_format gptq work)" * ("_v2" in w_format)
+    return _refuse(
+        f"{w_format.partition('_')[0].upper()}'s weights of {bits} bits{zeros} by groups of {group}; 4 by 32, 64, 128 or -1 works"
+    )
 
 
 _READERS = {

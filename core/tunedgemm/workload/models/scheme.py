@@ -5,15 +5,14 @@ Layers whose dtype an unknown field may decide are left out by name, not guessed
 
 from __future__ import annotations
 
-import fnmatch
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import attrs
 
 from tunedgemm.ops.weight_formats import FORMATS, WeightFormat
 from tunedgemm.workload.models.layer import Layer
+from tunedgemm.workload.models.rules import WIDE, Names, Rule, Verdict
 
 #: schemes of weights and activations -> their description; those of weights alone are format/group
 SCHEMES = {
@@ -34,44 +33,6 @@ SCHEMES = {
 }
 #: schemes of both sides -> that of the weights alone, as vLLM runs them on older GPUs
 WEIGHTS_ALONE = {"nvfp4": "nvfp4/16", "mxfp8": "mxfp8/32"}
-#: products of one expert, by the names of modules below that of the experts
-_OF_EXPERTS = ("0.gate_proj", "0.up_proj", "0.down_proj")
-
-
-@attrs.frozen
-class Verdict:
-    """The quantisation of one layer.
-
-    Attributes:
-        scheme: one of `SCHEMES`; "" for 16 bits.
-        refused: why the layer is left out, as the end of "left out, as …"; "" if it is not.
-    """
-
-    scheme: str = ""
-    refused: str = ""
-
-
-#: The verdict on a layer that is not quantised.
-WIDE = Verdict()
-
-
-@attrs.frozen
-class Rule:
-    """The verdict on layers whose names match a list of patterns."""
-
-    patterns: tuple[str, ...]
-    verdict: Verdict
-
-    def match(self, layer: Layer, name: str) -> Verdict | None:
-        """Return the verdict on the module of this full name; None where no pattern matches it."""
-        if any(_matches(pattern, name) for pattern in self.patterns):
-            return self.verdict
-        if layer.kind != "experts":
-            return None
-        parts = [any(_matches(pattern, f"{name}.{part}") for pattern in self.patterns) for part in _OF_EXPERTS]
-        if all(parts) or not any(parts):
-            return self.verdict if all(parts) else None
-        return Verdict(refused="the products of one expert have different quantisations")
 
 
 @attrs.frozen
@@ -82,24 +43,30 @@ class Scheme:
         usual: the verdict on layers that no rule matches.
         rules: rules in order; the first that matches a layer decides.
         experts: the verdict on routed experts that no rule matches, if it differs.
-        head: whether the LM head is quantised like other layers.
+        head: whether engines quantise the LM head: "" never, "named" by a rule, "usual" as others.
         notes: sentences on unknown fields.
     """
 
     usual: Verdict = WIDE
     rules: tuple[Rule, ...] = ()
     experts: Verdict | None = None
-    head: bool = False
+    head: str = ""
     notes: tuple[str, ...] = ()
 
-    def of(self, layer: Layer, name: str) -> Verdict:
-        """Return the verdict on the module of this full name; engines do not quantise routers."""
+    def of(self, layer: Layer, names: Names) -> Verdict:
+        """Return the verdict on the module of these names; engines do not quantise routers."""
         if layer.kind in ("router", "batched") or (layer.kind == "head" and not self.head):
             return WIDE
-        for rule in self.rules:
-            if (verdict := rule.match(layer, name)) is not None:
-                return verdict
-        return self.experts if self.experts is not None and layer.kind == "experts" else self.usual
+        usual = self.experts if self.experts is not None and layer.kind == "experts" else self.usual
+        usual = WIDE if layer.kind == "head" and self.head == "named" else usual
+        last = next((at for at, rule in enumerate(self.rules) if rule.decides(names)), len(self.rules))
+        usual = self.rules[last].verdict if last < len(self.rules) else usual
+        verdicts = [next((rule.verdict for rule in self.rules[:last] if rule.matches(part)), usual) for part in names.parts or ((),)]
+        if len({*verdicts}) == 1:
+            return verdicts[0]
+        first = {verdict: names.parts[verdicts.index(verdict)][0].split(".")[-2:] for verdict in dict.fromkeys(verdicts)}
+        kinds = (f"{'.'.join(part)} {verdict.scheme or verdict.refused or 'of 16 bits'}" for verdict, part in first.items())
+        return Verdict(refused=f"their products have different quantisations ({', '.join(kinds)})")
 
 
 @attrs.frozen
@@ -109,26 +76,22 @@ class Quantisation:
     text: Scheme = Scheme()
     others: Scheme = Scheme()
 
-    def of(self, layer: Layer, name: str) -> Verdict:
-        """Return the verdict on the module of this full name."""
-        return (self.others if layer.tower else self.text).of(layer, name)
+    def of(self, layer: Layer, names: Names) -> Verdict:
+        """Return the verdict on the module of these names."""
+        return (self.others if layer.tower else self.text).of(layer, names)
+
+    def unmatched(self, names: Collection[str]) -> tuple[str, ...]:
+        """Return a note on each list with entries that match none of the names of a whole model."""
+        missed: dict[str, list[str]] = {}
+        for rule in {*self.text.rules, *self.others.rules}:
+            missed.setdefault(rule.field, []).extend(rule.unmatched(names) if rule.field else ())
+        shown = {field: f"{', '.join(sorted(entries)[:3])}{', …' * (len(entries) > 3)}" for field, entries in missed.items() if entries}
+        return tuple(f"no module matches these entries of {field!r}: {entries}" for field, entries in sorted(shown.items()))
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Return the sentences of all parts, each once."""
         return tuple(dict.fromkeys((*self.text.notes, *self.others.notes)))
-
-
-def _matches(pattern: str, name: str) -> bool:
-    """Check whether an entry matches a module's name: entirely, by words or as a pattern."""
-    if pattern.startswith("re:"):
-        try:
-            return re.match(pattern[3:], name) is not None
-        except re.error:
-            return False
-    words, own = pattern.strip("*.").split("."), name.split(".")
-    starts = range(len(own) + 1 - len(words))
-    return fnmatch.fnmatchcase(name, pattern) or any(all(map(fnmatch.fnmatchcase, own[start:], words)) for start in starts)
 
 
 #: fields of a checkpoint's quantisation, next to the parts of the model or in one

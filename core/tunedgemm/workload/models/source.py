@@ -1,7 +1,7 @@
 """Build a model on the meta device with transformers, from the content of its ``config.json``.
 
-Only ``config.json`` is read, no code of the folder runs, and nothing is downloaded: `sandbox` sees
-to it, whatever the file says.
+Only ``config.json`` and the JSON files of a quantisation next to it are read, no code of the folder
+runs, and nothing is downloaded: `sandbox` sees to it, whatever the files say.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tunedgemm.errors import UserError
 from tunedgemm.process.files import JSON_MIB, read_regular
 from tunedgemm.process.memory import is_out_of_memory
 from tunedgemm.workload.models.confine import too_deep
+from tunedgemm.workload.models.scheme import stated_parts
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +31,9 @@ _DECIDING = (
 
 #: Required fields.
 _POSITIVE = _DECIDING[:5]
+
+#: Files next to ``config.json`` that state a quantisation: ModelOpt's, GPTQ's and AWQ's.
+_BESIDE = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 
 #: Remedy for a model that transformers does not know.
 _INSTEAD = "capture its shapes while it runs, with AITER_TUNE_GEMM=1, or write the file of shapes by hand"
@@ -61,6 +65,28 @@ class ModelSource:
     notes: tuple[str, ...] = ()
 
 
+def json_of(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file of a model's folder.
+
+    Raises:
+        UserError: it cannot be read, or holds no object.
+    """
+    try:
+        content = json.loads(read_regular(path, JSON_MIB).decode())
+    except (FileNotFoundError, NotADirectoryError):
+        what = f"no {path.name} in it" if path.parent.is_dir() else "no such folder"
+        raise UserError(f"{path.parent}: {what}; name a model folder in Hugging Face's layout (nothing is downloaded)") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except RecursionError:
+        raise UserError(too_deep(str(path.parent))) from None
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: must hold a JSON object (got {type(content).__name__})")
+    return content
+
+
 def config_of(folder: Path) -> dict[str, Any]:
     """Return the content of a folder's ``config.json``.
 
@@ -70,22 +96,32 @@ def config_of(folder: Path) -> dict[str, Any]:
     path = folder / "config.json" if folder.is_dir() or not folder.exists() else folder
     if path.name != "config.json":
         raise UserError(f"{path}: not a model folder; name the folder that holds its config.json")
-    try:
-        raw = json.loads(read_regular(path, JSON_MIB).decode())
-    except (FileNotFoundError, NotADirectoryError):
-        what = "no config.json in it" if path.parent.is_dir() else "no such folder"
-        raise UserError(f"{path.parent}: {what}; name a model folder in Hugging Face's layout (nothing is downloaded)") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except RecursionError:
-        raise UserError(too_deep(str(path.parent))) from None
-    except ValueError as error:
-        raise UserError(f"{path}: not JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise UserError(f"{path}: must hold a JSON object (got {type(raw).__name__})")
+    raw = json_of(path)
     if not raw.get("model_type") or not isinstance(raw["model_type"], str):
         raise UserError(f"{path}: lacks the field 'model_type', which names the architecture; {_INSTEAD}")
     return raw
+
+
+def with_quantisation(folder: Path, raw: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the content of ``config.json`` with a quantisation next to it, and a note on that.
+
+    ModelOpt, GPTQ and AWQ wrote one of `_BESIDE` before they wrote into ``config.json``.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    stated = dict(stated_parts(raw))
+    own = stated.get("")
+    lacks_layers = isinstance(own, dict) and "MIXED" in str(own.get("quant_algo")).upper() and not own.get("quantized_layers")
+    names = _BESIDE if not stated else _BESIDE[:1] if lacks_layers else ()
+    folder = folder if folder.is_dir() else folder.parent
+    path = next((folder / name for name in names if (folder / name).exists()), None)
+    if path is None:
+        return raw, ()
+    content = json_of(path)
+    method = "modelopt" if path.name == _BESIDE[0] else "awq" if {"w_bit", "zero_point"} & {*content} else "gptq"
+    how = "" if method == "modelopt" else f", as vLLM does with --quantization {method}"
+    return {**raw, "quantization_config": {"quant_method": method, **content}}, (f"the quantisation is read from {path.name}{how}",)
 
 
 def build(folder: Path, raw: dict[str, Any]) -> ModelSource:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
@@ -17,7 +17,9 @@ import attrs
 from tunedgemm.dtype import short_dtype
 from tunedgemm.errors import UserError
 from tunedgemm.workload.models.layer import Experts, Layer
+from tunedgemm.workload.models.names import Namer
 from tunedgemm.workload.models.roles import chooses_experts, role_of
+from tunedgemm.workload.models.rules import WIDE, Names
 from tunedgemm.workload.models.source import number_of
 
 if TYPE_CHECKING:
@@ -45,17 +47,19 @@ _NO_PRODUCT = ("embed", "pos_", "position", "token", "bias", "a_log")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
-def layers(source: ModelSource, quantisation: Quantisation) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
+def layers(source: ModelSource, quantisation: Quantisation, weights: Collection[str] = ()) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
     """Return the layers of a model with counts, in module order, and notes on other weights.
 
     Args:
         quantisation: says which modules are quantised; modules with one generic name may differ.
+        weights: names of the checkpoint's weights; may be unknown.
     """
     counts: dict[Layer, int] = {}
     left: dict[type, dict[str, None]] = {}
     head = cast("Any", source.module).get_output_embeddings()
     text = _of_text(source)
     taken: tuple[torch.nn.Module, ...] = ()
+    seen, namer = set[str](), Namer(source.module, weights)
     for name, module in source.module.named_modules():
         if any(module is part for part in taken):
             continue
@@ -63,15 +67,28 @@ def layers(source: ModelSource, quantisation: Quantisation) -> tuple[tuple[Layer
         if bank is not None:
             taken = _sides(module) or tuple(module.modules())
         own = (bank,) if bank is not None else tuple(_of_module(source, name, module, module is head))
+        names = _names(namer, name, module, bank)
+        seen.update(names.own, names.fused, *names.parts)
         for layer in own:
             beside = bool(text) and module is not head and module not in text
             placed = attrs.evolve(layer, tower=beside)
-            placed = attrs.evolve(placed, **attrs.asdict(quantisation.of(placed, name)))
+            tied = module is head and module.weight is cast("Any", source.module).get_input_embeddings().weight
+            verdict = WIDE if tied else quantisation.of(placed, names)  # engines do not quantise embeddings
+            placed = attrs.evolve(placed, **attrs.asdict(verdict))
             counts[placed] = counts.get(placed, 0) + 1
         if not own:
             kind = type(module) if _is_convolution(module) else object
             left.setdefault(kind, {}).update(dict.fromkeys(_unknown(name, module)))
-    return tuple(attrs.evolve(layer, count=count) for layer, count in counts.items()), _notes(left)
+    return tuple(attrs.evolve(layer, count=count) for layer, count in counts.items()), (
+        *quantisation.unmatched(seen),
+        *_notes(left),
+    )
+
+
+def _names(namer: Namer, name: str, module: torch.nn.Module, bank: Layer | None) -> Names:
+    if bank is not None and bank.experts is not None:
+        return namer.of_experts(name, module, bank.experts.count)
+    return namer.of(name, module) if next(module.parameters(recurse=False), None) is not None else Names((name,))
 
 
 def _of_text(source: ModelSource) -> set[torch.nn.Module]:
