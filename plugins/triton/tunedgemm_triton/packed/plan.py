@@ -1,4 +1,4 @@
-"""Plan a product of a weight-only format: one launch."""
+"""Plan a product of a packed weight: one launch."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from tunedgemm.plugin import Device, Shape
 from tunedgemm.tools.launching import WeightFormat, format_of
 
 from tunedgemm_triton.build import TYPES, Constant
-from tunedgemm_triton.mx.resources import partial_bytes, tiles_of
-from tunedgemm_triton.plan import LaunchPlan, PlanBuilder
-from tunedgemm_triton.wn.names import Wn
-from tunedgemm_triton.wn.resources import kind_of, scaled_of
+from tunedgemm_triton.packed.names import Mx, Wn
+from tunedgemm_triton.packed.resources import kind_of, partial_bytes, scaled_of, tiles_of
+from tunedgemm_triton.plan import LaunchPlan, PlanBuilder, shuffled_rows
 
 #: Triton's names of the dtypes of stored weights and scales that `build.TYPES` lacks.
 _STORED = {**TYPES, "int32": "i32", "uint8": "u8", "fp4x2": "u8", "e8m0": "u8"}
@@ -20,15 +19,12 @@ _STORED = {**TYPES, "int32": "i32", "uint8": "u8", "fp4x2": "u8", "e8m0": "u8"}
 def plan_of(kernel: Wn, split_k: int, shape: Shape, device: Device) -> LaunchPlan:
     """Return the one launch for exactly this shape; needs no device."""
     del device
-    builder, form = PlanBuilder(), format_of(shape)
+    builder = PlanBuilder()
     if split_k > 1:
         builder.buffer("partial", partial_bytes(kernel, split_k, shape))
+    operands, constants = _of_mxfp4(kernel, shape) if isinstance(kernel, Mx) else _of_format(shape)
     values: dict[str, Any] = {
-        "x": (f"*{TYPES[shape.dtype]}", "x"),
-        "weight": (f"*{_STORED[form.dtypes[0]]}", "weight"),
-        "w_scale": (f"*{_STORED[(*form.scale, shape.dtype)[0]]}", "w_scale"),
-        "w_zeros": ("*i32", 0 if form.zeros is None else "w_zeros"),
-        "w_global_scale": ("*fp32", "w_global_scale" if form.has_global else 0),
+        **operands,
         "bias": (f"*{TYPES[shape.bias_dtype or shape.outdtype]}", "bias" if shape.bias else 0),
         "out": (f"*{TYPES[shape.outdtype]}", "out"),
         "partial": ("*fp32", "partial" if split_k > 1 else 0),
@@ -37,13 +33,38 @@ def plan_of(kernel: Wn, split_k: int, shape: Shape, device: Device) -> LaunchPla
         "N": shape.n,
         "K": shape.k,
     }
-    constants = {
+    constants |= {
         "BLOCK_M": kernel.block_m, "BLOCK_N": kernel.block_n, "BLOCK_K": kernel.block_k, "GROUP_M": kernel.group_m, "SWAP": kernel.swap,
         "SPLIT_K": split_k, "EVEN_K": shape.k % kernel.block_k == 0, "HAS_BIAS": shape.bias, "UPCAST": False,
-        "SCALED": scaled_of(shape), "GROUP": int(shape["w_group"]), **_constants(form),
     }  # fmt: skip
-    builder.step("wn.wn", (tiles_of(kernel, shape), split_k), values, constants, num_warps=kernel.warps, num_stages=kernel.stages)
+    function = f"{kernel.family}.{kernel.family}"
+    builder.step(function, (tiles_of(kernel, shape), split_k), values, constants, num_warps=kernel.warps, num_stages=kernel.stages)
     return builder.plan()
+
+
+def _of_mxfp4(kernel: Mx, shape: Shape) -> tuple[dict[str, Any], dict[str, Constant]]:
+    """Return the operands and the constants of a product of mxfp4."""
+    plain = shape.dtype != "fp4x2"
+    operands = {
+        "x": ("*bf16" if plain else "*u8", "x"),
+        "weight": ("*u8", "weight"),
+        "x_scale": ("*u8", "w_scale" if plain else "x_scale"),
+        "w_scale": ("*u8", "w_scale"),
+    }
+    return operands, {"DECODE": kernel.decode, "PLAIN": plain, "SHUFFLED": shuffled_rows(shape.layout)}
+
+
+def _of_format(shape: Shape) -> tuple[dict[str, Any], dict[str, Constant]]:
+    """Return the operands and the constants of a product of a weight-only format."""
+    form = format_of(shape)
+    operands = {
+        "x": (f"*{TYPES[shape.dtype]}", "x"),
+        "weight": (f"*{_STORED[form.dtypes[0]]}", "weight"),
+        "w_scale": (f"*{_STORED[(*form.scale, shape.dtype)[0]]}", "w_scale"),
+        "w_zeros": ("*i32", 0 if form.zeros is None else "w_zeros"),
+        "w_global_scale": ("*fp32", "w_global_scale" if form.has_global else 0),
+    }
+    return operands, {"SCALED": scaled_of(shape), "GROUP": int(shape["w_group"]), **_constants(form)}
 
 
 def _constants(form: WeightFormat) -> dict[str, Constant]:
