@@ -23,7 +23,7 @@ from tunedgemm.tools.tables import KernelName
 
 LIBTYPE = "triton"
 #: Raise a family's number whenever its source changes what a name means or its speed.
-REVISIONS = {"gemv": 1, "gemm": 1, "tma": 1, "tma_halves": 2, "streamk": 1, "mx": 1, "moe": 1, "wn": 1}
+REVISIONS = {"gemv": 1, "gemm": 1, "tma": 1, "tma_halves": 2, "streamk": 1, "mx": 1, "moe": 1, "wn": 1, "wnv": 1}
 TILE = "_r{revision}_m{block_m}n{block_n}k{block_k}_g{group_m}_w{warps}s{stages}"
 
 

@@ -1,7 +1,8 @@
 """Map solution names of products of packed weights to kernel parameters and back.
 
 ``wn_r1_m16n64k128_g1_w4s4_t``: revision, tile (m, n, k), tiles of M in a group, warps and stages;
-``t`` for the transposed product. ``mx_r1_…``: the same, and ``d`` for mxfp4 decoded to bf16 in the
+``t`` for the transposed product. ``wnv_r1_m1n4k1024u2_w1``: rows of x and of the weight, elements
+of K that the threads read at a time, reads in flight, and warps. ``mx_r1_…``: as ``wn``, and ``d`` for mxfp4 decoded to bf16 in the
 kernel instead of in the compiler.
 """
 
@@ -36,6 +37,19 @@ class Wn(Kernel):
 
 
 @attrs.frozen(cache_hash=True)
+class Wnv(Kernel):
+    """Product of a few rows by a decoded weight on the vector units."""
+
+    family: ClassVar[str] = "wnv"
+    form: ClassVar[KernelName] = KernelName("wnv_r{revision}_m{block_m}n{block_n}k{block_k}u{unroll}_w{warps}", "revision")
+    block_m: int = power(1, 4)
+    block_n: int = power(1, 1024)
+    block_k: int = power(1, 16384)
+    unroll: int = power(1, 32)
+    warps: int = power(1, 16)
+
+
+@attrs.frozen(cache_hash=True)
 class Mx(Wn):
     """Tile product of mxfp4; *decode* decodes it to bf16 in the kernel."""
 
@@ -44,5 +58,8 @@ class Mx(Wn):
     decode: bool = False
 
 
+#: The parameters that a solution name stands for.
+Packed = Wn | Wnv
+
 parse_mx = parser_of("product of mxfp4", "mx_r1_m64n128k128_g8_w4s3", Mx)
-parse_name = parser_of("product of weight-only formats", "wn_r1_m16n64k128_g1_w4s4_t", Wn)
+parse_name = parser_of("product of weight-only formats", "wn_r1_m16n64k128_g1_w4s4_t, wnv_r1_m1n4k1024u2_w1", Wn, Wnv)

@@ -8,21 +8,24 @@ from tunedgemm.plugin import Device, Shape
 from tunedgemm.tools.launching import WeightFormat, format_of
 
 from tunedgemm_triton.build import TYPES, Constant
-from tunedgemm_triton.packed.names import Mx, Wn
-from tunedgemm_triton.packed.resources import kind_of, partial_bytes, scaled_of, tiles_of
+from tunedgemm_triton.packed.names import Mx, Packed, Wnv
+from tunedgemm_triton.packed.resources import has_index, kind_of, lanes_of, partial_bytes, scaled_of, span_of, tiles_of, trip_of, vector_of
 from tunedgemm_triton.plan import LaunchPlan, PlanBuilder, shuffled_rows
 
 #: Triton's names of the dtypes of stored weights and scales that `build.TYPES` lacks.
 _STORED = {**TYPES, "int32": "i32", "uint8": "u8", "fp4x2": "u8", "e8m0": "u8"}
 
 
-def plan_of(kernel: Wn, split_k: int, shape: Shape, device: Device) -> LaunchPlan:
+def plan_of(kernel: Packed, split_k: int, shape: Shape, device: Device) -> LaunchPlan:
     """Return the one launch for exactly this shape; needs no device."""
-    del device
     builder = PlanBuilder()
     if split_k > 1:
         builder.buffer("partial", partial_bytes(kernel, split_k, shape))
     operands, constants = _of_mxfp4(kernel, shape) if isinstance(kernel, Mx) else _of_format(shape)
+    if isinstance(kernel, Wnv):
+        constants |= _of_threads(kernel, shape, device)
+    else:
+        constants |= {"BLOCK_K": kernel.block_k, "GROUP_M": kernel.group_m, "SWAP": kernel.swap}
     values: dict[str, Any] = {
         **operands,
         "bias": (f"*{TYPES[shape.bias_dtype or shape.outdtype]}", "bias" if shape.bias else 0),
@@ -34,11 +37,11 @@ def plan_of(kernel: Wn, split_k: int, shape: Shape, device: Device) -> LaunchPla
         "K": shape.k,
     }
     constants |= {
-        "BLOCK_M": kernel.block_m, "BLOCK_N": kernel.block_n, "BLOCK_K": kernel.block_k, "GROUP_M": kernel.group_m, "SWAP": kernel.swap,
-        "SPLIT_K": split_k, "EVEN_K": shape.k % kernel.block_k == 0, "HAS_BIAS": shape.bias, "UPCAST": False,
+        "BLOCK_M": kernel.block_m, "BLOCK_N": kernel.block_n, "SPLIT_K": split_k, "EVEN_K": shape.k % trip_of(kernel) == 0,
+        "HAS_BIAS": shape.bias, "UPCAST": False,
     }  # fmt: skip
-    function = f"{kernel.family}.{kernel.family}"
-    builder.step(function, (tiles_of(kernel, shape), split_k), values, constants, num_warps=kernel.warps, num_stages=kernel.stages)
+    function, stages = f"{kernel.family}.{kernel.family}", 1 if isinstance(kernel, Wnv) else kernel.stages
+    builder.step(function, (tiles_of(kernel, shape), split_k), values, constants, num_warps=kernel.warps, num_stages=stages)
     return builder.plan()
 
 
@@ -62,9 +65,17 @@ def _of_format(shape: Shape) -> tuple[dict[str, Any], dict[str, Constant]]:
         "weight": (f"*{_STORED[form.dtypes[0]]}", "weight"),
         "w_scale": (f"*{_STORED[(*form.scale, shape.dtype)[0]]}", "w_scale"),
         "w_zeros": ("*i32", 0 if form.zeros is None else "w_zeros"),
+        "w_index": ("*i32", "w_index" if has_index(shape) else 0),
         "w_global_scale": ("*fp32", "w_global_scale" if form.has_global else 0),
     }
-    return operands, {"SCALED": scaled_of(shape), "GROUP": int(shape["w_group"]), **_constants(form)}
+    return operands, {"SCALED": scaled_of(shape), "GROUP": int(shape["w_group"]), "HAS_INDEX": has_index(shape), **_constants(form)}
+
+
+def _of_threads(kernel: Wnv, shape: Shape, device: Device) -> dict[str, Constant]:
+    """Return the constants of a product on the vector units."""
+    return {
+        "LANES": lanes_of(kernel, shape, device), "VECTOR": vector_of(kernel, shape, device), "SPAN": span_of(shape), "UNROLL": kernel.unroll
+    }  # fmt: skip
 
 
 def _constants(form: WeightFormat) -> dict[str, Constant]:

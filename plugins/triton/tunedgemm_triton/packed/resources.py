@@ -6,13 +6,17 @@ from tunedgemm.plugin import Device, Shape
 from tunedgemm.tools.launching import ARCHITECTURES, WeightFormat, format_of
 
 from tunedgemm_triton.limits import MAX_PARTIAL_BYTES, MAX_TILES
-from tunedgemm_triton.packed.names import OP, OPS, Mx, Wn
+from tunedgemm_triton.packed.names import OP, OPS, Mx, Packed, Wn, Wnv
 from tunedgemm_triton.resources import ceil_div, has_idle_part
 
 #: Codes of an element, whose positions fit a constant; bits of one that is the last of a bf16.
 _MOST_CODES, _MOST_BITS = 8, 7
 #: Matrix instructions that read shared memory while a program goes on.
 _ASYNCHRONOUS = ("wgmma", "tcgen05")
+#: Bytes of a thread's largest load; registers of a thread of `wnv` that leave some for addresses.
+_MOST_BYTES, _MOST_REGISTERS = 16, 168
+#: Elements of K between scales where a row has one.
+_SPAN = 64
 #: Values of e2m1 without a sign.
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
@@ -35,8 +39,8 @@ def _unsupported_mxfp4(shape: Shape, device: Device) -> str | None:
 
 def _unsupported_format(shape: Shape, device: Device) -> str | None:
     form, architecture = format_of(shape), ARCHITECTURES[device.gfx]
-    if form.has_index:
-        return f"{form.name} has scales in the order of an index, which no kernel follows; use a format without act-order"
+    if form.has_index and not form.is_kn:
+        return f"{form.name}: kernels follow the index of a weight that is stored transposed"
     if not _is_joined(form) or not kind_of(form):
         return f"{form.name}: an element must have 1, 2, 4 or {_MOST_CODES} codes, in the order of joined halves, of integers or e2m1"
     if architecture.matrix == "wmma":
@@ -65,12 +69,22 @@ def kind_of(form: WeightFormat) -> str:
     return "integer" if is_run and first == int(first) and -128 < first <= 0 and form.bits <= _MOST_BITS else ""
 
 
+def has_index(shape: Shape) -> bool:
+    """Return whether an index tells the groups of K; one group needs none."""
+    return shape.op == OP and format_of(shape).has_index and int(shape["w_group"]) > 0
+
+
 def scaled_of(shape: Shape) -> str:
-    """Return what the scales multiply: weight where that is exact, sums of a group, or of the row."""
+    """Return what the scales multiply: weight where that is exact, sums of a group or of
+    the row,
+    or single elements of the weight.
+    """
     if shape.op != OP:
         return "weight"
     if not int(shape["w_group"]):
         return "row"
+    if has_index(shape):
+        return "element"
     return "weight" if shape.dtype in format_of(shape).exact else "sums"
 
 
@@ -102,41 +116,111 @@ def shares_registers(gfx: str, decode: bool) -> bool:
     return ARCHITECTURES[gfx].matrix == "mma" and (decode or not ARCHITECTURES[gfx].fp4)
 
 
-def tiles_of(kernel: Wn, shape: Shape) -> int:
+def tiles_of(kernel: Packed, shape: Shape) -> int:
     """Return the number of output tiles."""
     return ceil_div(shape.m, kernel.block_m) * ceil_div(shape.n, kernel.block_n)
 
 
-def partial_bytes(kernel: Wn, split_k: int, shape: Shape) -> int:
+def partial_bytes(kernel: Packed, split_k: int, shape: Shape) -> int:
     """Return the bytes of float32 partial tiles that programs of a split product leave for each
     other.
     """
     return 4 * split_k * tiles_of(kernel, shape) * kernel.block_m * kernel.block_n if split_k > 1 else 0
 
 
-def unfit(kernel: Wn, split_k: int, shape: Shape, device: Device) -> str | None:
+def threads_of(kernel: Wnv, device: Device) -> int:
+    """Return the threads of a program."""
+    return kernel.warps * ARCHITECTURES[device.gfx].warp_size
+
+
+def lanes_of(kernel: Wnv, shape: Shape, device: Device) -> int:
+    """Return the rows of threads along K: each thread, or as many as a transposed weight has rows of words."""
+    form = format_of(shape)
+    return max(kernel.block_k // _per_k(form), 1) if form.is_kn else threads_of(kernel, device)
+
+
+def vector_of(kernel: Wnv, shape: Shape, device: Device) -> int:
+    """Return the bytes of a row of the weight that a thread reads at a time."""
+    return max(kernel.block_k * format_of(shape).bits // 8 // threads_of(kernel, device), 1)
+
+
+def words_of(kernel: Wnv, shape: Shape, device: Device) -> int:
+    """Return the words of a transposed weight that a thread reads at a time; 0 for less than one."""
+    form = format_of(shape)
+    return lanes_of(kernel, shape, device) * (kernel.block_n * _per_k(form) // form.per) // threads_of(kernel, device)
+
+
+def span_of(shape: Shape) -> int:
+    """Return the elements of K that a row of threads takes between scales."""
+    return int(shape["w_group"]) or _SPAN
+
+
+def trip_of(kernel: Packed) -> int:
+    """Return the elements of K of a trip of the loop along K of a plain weight."""
+    return kernel.block_k * kernel.unroll if isinstance(kernel, Wnv) else kernel.block_k
+
+
+def steps_of(kernel: Packed, shape: Shape) -> int:
+    """Return the steps along K that parts of it share."""
+    if not isinstance(kernel, Wnv) or not format_of(shape).is_kn:
+        return ceil_div(shape.k, trip_of(kernel))
+    return ceil_div(ceil_div(shape.k, span_of(shape)), max(kernel.block_k // _per_k(format_of(shape)), 1))
+
+
+def _per_k(form: WeightFormat) -> int:
+    """Return the codes along K of a stored element."""
+    return 1 if form.along == "n" else form.per
+
+
+def _unfit_vectors(kernel: Wnv, shape: Shape, device: Device) -> str | None:
+    """Return why threads cannot share the weight as a kernel on the vector units does, or None."""
+    form, group = format_of(shape), int(shape["w_group"])
+    if form.is_kn:
+        if kind_of(form) != "integer" or "int32" not in form.dtypes:
+            return f"{kernel.family} takes integers in words of a transposed weight (got {form.name})"
+        if kernel.block_k < _per_k(form) or not words_of(kernel, shape, device):
+            return f"{kernel.name}: a thread must have a word of {form.per} codes"
+        if span_of(shape) // _per_k(form) % kernel.unroll:
+            return f"{kernel.name}: reads in flight must divide the words of a group (got {span_of(shape)} elements)"
+        return None
+    vector, codes = vector_of(kernel, shape, device), 8 // form.bits
+    if form.bits not in (4, 8) or form.order != tuple(range(form.per)) or form.per * form.bits not in (8, 32):
+        return f"{kernel.family} takes 4 or 8 bits in the order of K (got {form.name})"
+    if vector * threads_of(kernel, device) * codes != kernel.block_k or vector > _MOST_BYTES:
+        return f"{kernel.name}: a thread must read 1 to {_MOST_BYTES} bytes of {form.name} at a time"
+    if shape.k % (vector * codes) or (group and group % (vector * codes)):
+        return f"{kernel.name}: {vector * codes} elements of a thread must divide K and the group (got K={shape.k}, group {group or 'K'})"
+    return None
+
+
+def unfit(kernel: Packed, split_k: int, shape: Shape, device: Device) -> str | None:
     """Return why the kernel cannot serve the shape on the device, or None."""
     if isinstance(kernel, Mx) and not kernel.decode and False not in decodes(device.gfx, shape.dtype):
         return f"Triton 3.6 does not multiply {shape.dtype} by mxfp4 correctly on {device.gfx}; use a kernel with _d"
-    if scaled_of(shape) == "sums" and int(shape["w_group"]) % kernel.block_k:
+    if isinstance(kernel, Wnv):
+        if reason := _unfit_vectors(kernel, shape, device):
+            return reason
+    elif scaled_of(shape) == "sums" and int(shape["w_group"]) % kernel.block_k:
         return f"a step along K must be a part of a group of {shape['w_group']}, whose sums are scaled (got {kernel.block_k})"
-    tiles, steps = tiles_of(kernel, shape), ceil_div(shape.k, kernel.block_k)
+    tiles, steps = tiles_of(kernel, shape), steps_of(kernel, shape)
     if split_k > 1 and tiles > MAX_TILES:
         return f"split-K counts at most {MAX_TILES} tiles (this shape has {tiles})"
     if split_k > steps:
-        return f"K={shape.k} has fewer than splitK={split_k} steps of {kernel.block_k}"
+        return f"K={shape.k} has fewer than splitK={split_k} steps of {ceil_div(shape.k, steps)}"
     nbytes = partial_bytes(kernel, split_k, shape)
     if nbytes > MAX_PARTIAL_BYTES:
         return f"{kernel.name}: partial sums of splitK={split_k} take at most {MAX_PARTIAL_BYTES} bytes (got {nbytes})"
     return None
 
 
-def shared_bytes(kernel: Wn, shape: Shape, device: Device) -> int:
+def shared_bytes(kernel: Packed, shape: Shape, device: Device) -> int:
     """Estimate the shared memory from what Triton 3.6 to 3.9 allotted; `bind` checks the real figure.
 
     There is a buffer of the packed operands for each step but one, and decoded tiles. AMD's loop
     keeps the weight in registers.
     """
+    if isinstance(kernel, Wnv):
+        return 4 * kernel.warps * kernel.block_m * kernel.block_n  # sums of warps
     architecture, steps = ARCHITECTURES[device.gfx], max(kernel.stages - 1, 1)
     if isinstance(kernel, Mx):
         bits = kernel.block_m * (4 if shape.dtype == "fp4x2" else 16) + kernel.block_n * 4
@@ -155,18 +239,34 @@ def shared_bytes(kernel: Wn, shape: Shape, device: Device) -> int:
     return packed + of_x + decoded
 
 
-def fits(kernel: Wn, split_k: int, shape: Shape, device: Device) -> bool:
+def fits(kernel: Packed, split_k: int, shape: Shape, device: Device) -> bool:
     """Return whether a kernel is possible, fits the shared memory and the registers, and leaves no
     program idle.
     """
     architecture = ARCHITECTURES[device.gfx]
     if unfit(kernel, split_k, shape, device) or shared_bytes(kernel, shape, device) > architecture.shared_bytes:
         return False
-    held, limit = _held_by_mxfp4(kernel, device.gfx) if isinstance(kernel, Mx) else _held_by_format(kernel, shape, device.gfx)
+    if isinstance(kernel, Wnv):
+        held, limit = _held_by_vectors(kernel, shape, device), _MOST_REGISTERS
+    else:
+        held, limit = _held_by_mxfp4(kernel, device.gfx) if isinstance(kernel, Mx) else _held_by_format(kernel, shape, device.gfx)
     # On AMD accumulation registers take some of it.
     if held // (kernel.warps * architecture.warp_size) > (0.75 * architecture.registers if device.kind == "amd" else limit):
         return False
-    return not has_idle_part(split_k, ceil_div(shape.k, kernel.block_k))
+    return not has_idle_part(split_k, steps_of(kernel, shape))
+
+
+def _held_by_vectors(kernel: Wnv, shape: Shape, device: Device) -> int:
+    """Return the registers of a program of `wnv`: sums, x, codes in flight, and a decoded tile."""
+    form, rows = format_of(shape), kernel.block_m
+    if form.is_kn:
+        words, per_n = words_of(kernel, shape, device), form.per // _per_k(form)
+        scales = 2 * words * form.per if has_index(shape) else 2 * words * per_n
+        each = 2 * rows * words * per_n + rows * _per_k(form) + words * (kernel.unroll + form.per) + scales
+    else:
+        vector = vector_of(kernel, shape, device)
+        each = rows * kernel.block_n + vector * 8 // form.bits * (rows + 1) + kernel.unroll * kernel.block_n * ceil_div(vector, 4)
+    return each * threads_of(kernel, device)
 
 
 def _held_by_mxfp4(kernel: Mx, gfx: str) -> tuple[int, int]:
@@ -184,6 +284,6 @@ def _held_by_mxfp4(kernel: Mx, gfx: str) -> tuple[int, int]:
 def _held_by_format(kernel: Wn, shape: Shape, gfx: str) -> tuple[int, int]:
     """Return the same for a weight-only format (Triton 3.9)."""
     matrix = ARCHITECTURES[gfx].matrix
-    copies = 1 if scaled_of(shape) != "sums" else 2 if matrix in ("wgmma", "mfma") else 3
+    copies = 1 if scaled_of(shape) not in ("sums", "element") else 2 if matrix in ("wgmma", "mfma") else 3
     held = kernel.block_m * kernel.block_n * copies + kernel.block_n * kernel.block_k * 3 // 4
     return held, 192 if matrix in _ASYNCHRONOUS else 168
