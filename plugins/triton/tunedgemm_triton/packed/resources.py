@@ -176,8 +176,8 @@ def _unfit_vectors(kernel: Wnv, shape: Shape, device: Device) -> str | None:
     """Return why threads cannot share the weight as a kernel on the vector units does, or None."""
     form, group = format_of(shape), int(shape["w_group"])
     if form.is_kn:
-        if kind_of(form) != "integer" or "int32" not in form.dtypes:
-            return f"{kernel.family} takes integers in words of a transposed weight (got {form.name})"
+        if kind_of(form) != "integer" or form.per != _MOST_CODES:
+            return f"{kernel.family} takes {_MOST_CODES} integers in each word of a transposed weight (got {form.name})"
         if kernel.block_k < _per_k(form) or not words_of(kernel, shape, device):
             return f"{kernel.name}: a thread must have a word of {form.per} codes"
         if span_of(shape) // _per_k(form) % kernel.unroll:
@@ -186,8 +186,8 @@ def _unfit_vectors(kernel: Wnv, shape: Shape, device: Device) -> str | None:
     vector, codes = vector_of(kernel, shape, device), 8 // form.bits
     if form.bits not in (4, 8) or form.order != tuple(range(form.per)) or form.per * form.bits not in (8, 32):
         return f"{kernel.family} takes 4 or 8 bits in the order of K (got {form.name})"
-    if vector * threads_of(kernel, device) * codes != kernel.block_k or vector > _MOST_BYTES:
-        return f"{kernel.name}: a thread must read 1 to {_MOST_BYTES} bytes of {form.name} at a time"
+    if vector * threads_of(kernel, device) * codes != kernel.block_k or not codes <= vector <= _MOST_BYTES:
+        return f"{kernel.name}: a thread must read {codes} to {_MOST_BYTES} bytes of {form.name} at a time"
     if shape.k % (vector * codes) or (group and group % (vector * codes)):
         return f"{kernel.name}: {vector * codes} elements of a thread must divide K and the group (got K={shape.k}, group {group or 'K'})"
     return None
