@@ -13,7 +13,7 @@ from tunedgemm_triton.kernels.wn import _scales, _shifts
 
 
 @triton.jit
-def _integers(words, zero, place: tl.constexpr, BITS: tl.constexpr):
+def _integers(words, zero, mask, place: tl.constexpr, BITS: tl.constexpr):
     """Return the codes at bits *place* minus zero points in float32, exactly.
 
     A code stays where it is in the mantissa of a float whose exponent makes it whole; only places
@@ -22,7 +22,7 @@ def _integers(words, zero, place: tl.constexpr, BITS: tl.constexpr):
     near: tl.constexpr = place - 12 if place + BITS > 23 else place
     if near < place:
         words = words >> 12
-    bits = (words & (((1 << BITS) - 1) << near)) | ((150 - near) << 23)
+    bits = (words & (mask << near)) | ((150 - near) << 23)
     return bits.to(tl.float32, bitcast=True) - ((1 << (23 - near)) + zero)
 
 
@@ -32,7 +32,7 @@ def _values(stored, zero, place: tl.constexpr, BITS: tl.constexpr, VALUES: tl.co
     if VALUES == "native":
         values = stored.to(tl.float32)
     elif VALUES == "integer":
-        values = _integers(stored.to(tl.int32), zero, place, BITS)
+        values = _integers(stored.to(tl.int32), zero, (1 << BITS) - 1, place, BITS)
     else:  # e2m1: a code is a tiny float, whose exponent has another bias
         code = stored.to(tl.int32) >> place
         values = (((code & 7) << 22) | ((code & 8) << 28)).to(tl.float32, bitcast=True) * 2.0**126
@@ -112,25 +112,25 @@ def _zero_points(w_zeros, group, n, N, ZERO: tl.constexpr, PER: tl.constexpr, BI
 
 
 @triton.jit
-def _half(words, first: tl.constexpr, BITS: tl.constexpr, ORDER: tl.constexpr):
+def _half(words, mask, first: tl.constexpr, BITS: tl.constexpr, ORDER: tl.constexpr):
     """Return the codes of every other place from *first* on: [1, R, C, 2, 2]."""
-    a = _integers(words, 0, ((ORDER >> 4 * first) & 15) * BITS, BITS)
-    b = _integers(words, 0, ((ORDER >> 4 * first + 8) & 15) * BITS, BITS)
-    c = _integers(words, 0, ((ORDER >> 4 * first + 16) & 15) * BITS, BITS)
-    d = _integers(words, 0, ((ORDER >> 4 * first + 24) & 15) * BITS, BITS)
+    a = _integers(words, 0, mask, ((ORDER >> 4 * first) & 15) * BITS, BITS)
+    b = _integers(words, 0, mask, ((ORDER >> 4 * first + 8) & 15) * BITS, BITS)
+    c = _integers(words, 0, mask, ((ORDER >> 4 * first + 16) & 15) * BITS, BITS)
+    d = _integers(words, 0, mask, ((ORDER >> 4 * first + 24) & 15) * BITS, BITS)
     return tl.join(tl.join(a, c), tl.join(b, d))
 
 
 @triton.jit
-def _columns(words, BITS: tl.constexpr, ORDER: tl.constexpr):
+def _columns(words, mask, BITS: tl.constexpr, ORDER: tl.constexpr):
     """Return the codes [1, R, 8 * C] of words [1, R, C] in float32; each word's stay in its thread."""
-    codes = tl.join(_half(words, 0, BITS, ORDER), _half(words, 1, BITS, ORDER))
+    codes = tl.join(_half(words, mask, 0, BITS, ORDER), _half(words, mask, 1, BITS, ORDER))
     return tl.reshape(codes, [1, words.shape[1], words.shape[2] * 8])
 
 
 @triton.jit
 def _along_n(
-    x, weight, w_scale, w_zeros, w_index, row, first_n, part, N, K,
+    x, weight, w_scale, w_zeros, w_index, row, first_n, part, M, N, K,
     LANES: tl.constexpr, SPAN: tl.constexpr, BLOCK_N: tl.constexpr, UNROLL: tl.constexpr, SPLIT_K: tl.constexpr,
     ALONG_N: tl.constexpr, PER: tl.constexpr, BITS: tl.constexpr, ORDER: tl.constexpr, ZERO: tl.constexpr, ADDED: tl.constexpr,
     GROUP: tl.constexpr, HAS_INDEX: tl.constexpr, UPCAST: tl.constexpr,
@@ -145,6 +145,7 @@ def _along_n(
     dtype: tl.constexpr = x.dtype.element_ty
     n = (first_n + tl.arange(0, BLOCK_N))[None, None, :]
     word = (first_n // per_n + tl.arange(0, BLOCK_N // per_n))[None, None, :]
+    mask = ((1 << BITS) - 1) + tl.minimum(M, 0)  # ptxas would move a known mask to a register at each use
     spans, lane = tl.cdiv(K, SPAN), tl.arange(0, LANES)[None, :, None]
     acc = tl.zeros([row.shape[0], LANES, BLOCK_N], tl.float32)
     if per_k > 1:
@@ -167,7 +168,7 @@ def _along_n(
                 words = tl.load(weight + at, mask=inside & (word < N // per_n), other=0, eviction_policy="evict_first")
                 if ALONG_N:
                     a = tl.load(x + k, mask=inside, other=0).to(tl.float32)
-                    sums += a * (_columns(words, BITS, ORDER) - zero)
+                    sums += a * (_columns(words, mask, BITS, ORDER) - zero)
                 else:
                     low = tl.load(x + k // 4, mask=inside, other=0)
                     high = tl.load(x + k // 4 + 1, mask=inside, other=0)
@@ -180,9 +181,9 @@ def _along_n(
                             else:
                                 own = zero
                             scale = tl.load(w_scale + of_k * N + n, mask=known & (n < N), other=float("nan")).to(tl.float32)
-                            values = _integers(words, own, ((ORDER >> 4 * code) & 15) * BITS, BITS) * scale
+                            values = _integers(words, own, mask, ((ORDER >> 4 * code) & 15) * BITS, BITS) * scale
                         else:
-                            values = _integers(words, zero, ((ORDER >> 4 * code) & 15) * BITS, BITS)
+                            values = _integers(words, zero, mask, ((ORDER >> 4 * code) & 15) * BITS, BITS)
                         sums += _one_of(low if code < 4 else high, code % 4, dtype) * values
         if GROUP > 0 and not HAS_INDEX:
             sums *= _scales(tl.load(w_scale + group * N + n, mask=(span < spans) & (n < N), other=0), tl.float32, False, UPCAST)
@@ -209,7 +210,7 @@ def wnv(
     row = tl.minimum(m, M - 1)
     if IS_KN:
         acc = _along_n(
-            x, weight, w_scale, w_zeros, w_index, row, tile_n * BLOCK_N, part, N, K, LANES, SPAN, BLOCK_N, UNROLL, SPLIT_K, ALONG_N,
+            x, weight, w_scale, w_zeros, w_index, row, tile_n * BLOCK_N, part, M, N, K, LANES, SPAN, BLOCK_N, UNROLL, SPLIT_K, ALONG_N,
             PER, BITS, ORDER, ZERO, ADDED, GROUP, HAS_INDEX, UPCAST,
         )  # fmt: skip
     else:
