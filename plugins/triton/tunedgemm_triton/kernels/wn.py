@@ -144,8 +144,8 @@ def wn(
     minus its zero point, which is a stored one plus ADDED. GROUP elements of K and ROWS rows share
     a scale; 0 for all. SCALED is what it multiplies: the ``weight`` where that is exact, a group's
     ``sums``, the ``row``'s, or an ``element`` of the weight. BLOCK_K is whole groups, or with
-    ``sums`` a part of one. HAS_INDEX: w_index has the group of each element of K, which is then
-    scaled and split into two numbers of the dtype of x, whose sum is exact.
+    ``sums`` a part of one. HAS_INDEX: w_index has the group of each element of K. A scaled element
+    is two numbers of the dtype of x, whose sum is exact.
     """
     tile, part = tl.program_id(0), tl.program_id(1)
     tile_m, tile_n = tile_of(tile, tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)

@@ -1,9 +1,9 @@
 """Map solution names of products of packed weights to kernel parameters and back.
 
 ``wn_r1_m16n64k128_g1_w4s4_t``: revision, tile (m, n, k), tiles of M in a group, warps and stages;
-``t`` for the transposed product. ``wnv_r1_m1n4k1024u2_w1``: rows of x and of the weight, elements
-of K that the threads read at a time, reads in flight, and warps. ``mx_r1_…``: as ``wn``, and ``d`` for mxfp4 decoded to bf16 in the
-kernel instead of in the compiler.
+``t`` for the transposed product. ``mx_r1_…``: the same, and ``d`` for mxfp4 decoded to bf16 in the
+kernel instead of in the compiler. ``wnv_r1_m1n4k1024u2_w1``: rows of x and of the weight, elements
+of K that a program reads at a time, unrolled reads, and warps.
 """
 
 from __future__ import annotations

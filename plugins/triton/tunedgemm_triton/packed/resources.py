@@ -15,8 +15,8 @@ _MOST_CODES, _MOST_BITS = 8, 7
 _ASYNCHRONOUS = ("wgmma", "tcgen05")
 #: Bytes of a thread's largest load; registers of a thread of `wnv` that leave some for addresses.
 _MOST_BYTES, _MOST_REGISTERS = 16, 168
-#: Elements of K between scales where a row has one.
-_SPAN = 64
+#: Elements of K that a row of threads takes between scales; they divide every group.
+SPAN = 32
 #: Values of e2m1 without a sign.
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
@@ -134,7 +134,7 @@ def threads_of(kernel: Wnv, device: Device) -> int:
 
 
 def lanes_of(kernel: Wnv, shape: Shape, device: Device) -> int:
-    """Return the rows of threads along K: each thread, or as many as a transposed weight has rows of words."""
+    """Return the rows of threads along K: every thread, or those of words of a transposed weight."""
     form = format_of(shape)
     return max(kernel.block_k // _per_k(form), 1) if form.is_kn else threads_of(kernel, device)
 
@@ -150,11 +150,6 @@ def words_of(kernel: Wnv, shape: Shape, device: Device) -> int:
     return lanes_of(kernel, shape, device) * (kernel.block_n * _per_k(form) // form.per) // threads_of(kernel, device)
 
 
-def span_of(shape: Shape) -> int:
-    """Return the elements of K that a row of threads takes between scales."""
-    return int(shape["w_group"]) or _SPAN
-
-
 def trip_of(kernel: Packed) -> int:
     """Return the elements of K of a trip of the loop along K of a plain weight."""
     return kernel.block_k * kernel.unroll if isinstance(kernel, Wnv) else kernel.block_k
@@ -164,7 +159,15 @@ def steps_of(kernel: Packed, shape: Shape) -> int:
     """Return the steps along K that parts of it share."""
     if not isinstance(kernel, Wnv) or not format_of(shape).is_kn:
         return ceil_div(shape.k, trip_of(kernel))
-    return ceil_div(ceil_div(shape.k, span_of(shape)), max(kernel.block_k // _per_k(format_of(shape)), 1))
+    return ceil_div(ceil_div(shape.k, SPAN), max(kernel.block_k // _per_k(format_of(shape)), 1))
+
+
+def flight_bytes(kernel: Packed, shape: Shape, device: Device) -> int:
+    """Return the bytes of the weight that a program reads at a time."""
+    if not isinstance(kernel, Wnv):
+        return max(kernel.stages - 1, 1) * kernel.block_n * kernel.block_k * (4 if shape.op != OP else format_of(shape).bits) // 8
+    each = 4 * words_of(kernel, shape, device) if format_of(shape).is_kn else kernel.block_n * vector_of(kernel, shape, device)
+    return each * kernel.unroll * threads_of(kernel, device)
 
 
 def _per_k(form: WeightFormat) -> int:
@@ -180,8 +183,8 @@ def _unfit_vectors(kernel: Wnv, shape: Shape, device: Device) -> str | None:
             return f"{kernel.family} takes {_MOST_CODES} integers in each word of a transposed weight (got {form.name})"
         if kernel.block_k < _per_k(form) or not words_of(kernel, shape, device):
             return f"{kernel.name}: a thread must have a word of {form.per} codes"
-        if span_of(shape) // _per_k(form) % kernel.unroll:
-            return f"{kernel.name}: reads in flight must divide the words of a group (got {span_of(shape)} elements)"
+        if SPAN // _per_k(form) % kernel.unroll or group % SPAN:
+            return f"{kernel.name}: reads in flight must divide the words of {SPAN} elements, and these the group (got {group})"
         return None
     vector, codes = vector_of(kernel, shape, device), 8 // form.bits
     if form.bits not in (4, 8) or form.order != tuple(range(form.per)) or form.per * form.bits not in (8, 32):

@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import math
+from collections.abc import Iterable, Iterator
 
 import attrs
 from tunedgemm.plugin import Device, Shape
+from tunedgemm.tools.launching import ARCHITECTURES, format_of
 
-from tunedgemm_triton.cost import useful_splits
-from tunedgemm_triton.packed.names import OP, Mx, Wn
-from tunedgemm_triton.packed.resources import decodes, scaled_of, scaled_rows, shares_registers, tiles_of
+from tunedgemm_triton.cost import packed_us, useful_splits
+from tunedgemm_triton.packed.names import OP, Mx, Packed, Wn, Wnv
+from tunedgemm_triton.packed.resources import decodes, fits, scaled_of, scaled_rows, shares_registers, steps_of, tiles_of, unfit
 from tunedgemm_triton.resources import ceil_div
 from tunedgemm_triton.tiles import neighbours as steps
+
+#: (kernel, parts of K).
+Candidate = tuple[Packed, int]
 
 #: Most solutions of one shape.
 MOST = 48
 
+#: Most rows of x that `wnv` is listed for.
+_VECTOR_ROWS = 4
+
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
+
+#: Steps of `neighbours`: of tiles, and of `wnv`.
+_LADDERS: tuple[dict[str, tuple[int, ...]], ...] = (
+    {
+        "block_m": (16, 32, 64, 128, 256), "block_n": (16, 32, 64, 128, 256), "block_k": (64, 128, 256, 512), "group_m": (1, 2, 4, 8, 16),
+        "warps": (1, 2, 4, 8), "stages": tuple(range(1, 9)),
+    },
+    {
+        "block_m": (1, 2, 4), "block_n": tuple(1 << each for each in range(11)), "block_k": tuple(1 << each for each in range(15)),
+        "unroll": (1, 2, 4, 8, 16), "warps": (1, 2, 4, 8, 16),
+    },
+)  # fmt: skip
 
 #: Few rows: block_n, block_k, warps, stages, transposed.
 _FEW = (
@@ -39,29 +60,70 @@ _WIDE = (128, 256, 64, 8, 4)
 _STAGES = 6
 
 
-def neighbours(kernel: Wn, split: int, shape: Shape) -> Iterator[tuple[Wn, int]]:
+def neighbours(kernel: Packed, split: int, shape: Shape) -> Iterator[Candidate]:
     """Yield a kernel with one parameter, or splitK, moved one step."""
-    ladders = {
-        "block_m": (16, 32, 64, 128, 256), "block_n": (16, 32, 64, 128, 256), "block_k": (64, 128, 256, 512), "group_m": (1, 2, 4, 8, 16),
-        "warps": (1, 2, 4, 8), "stages": tuple(range(1, 9)),
-    }  # fmt: skip
     yield from ((kernel, other) for other in steps(SPLITS, split))
+    ladders = dict(_LADDERS[kernel.family == "wnv"])
     if shape.m <= kernel.block_m:  # a group larger than the tiles along M is the same kernel
-        del ladders["group_m"]
+        ladders.pop("group_m", None)
     for field, ladder in ladders.items():
         yield from ((attrs.evolve(kernel, **{field: value}), split) for value in steps(ladder, getattr(kernel, field)))
-    for flag in ("swap", "decode") if isinstance(kernel, Mx) else ("swap",):
-        yield attrs.evolve(kernel, **{flag: not getattr(kernel, flag)}), split
+    for flag in ("swap", "decode"):
+        if hasattr(kernel, flag):
+            yield attrs.evolve(kernel, **{flag: not getattr(kernel, flag)}), split
 
 
-def candidates(shape: Shape, device: Device) -> Iterator[tuple[Wn, int]]:
-    """Yield the kernels worth timing for a shape, those first that leave few multiprocessors idle."""
-    kernels = list(dict.fromkeys(_of_format(shape, device) if shape.op == OP else _of_mxfp4(shape, device)))
+def candidates(shape: Shape, device: Device) -> Iterator[Candidate]:
+    """Yield the kernels worth timing for a shape, those first that leave few multiprocessors idle;
+    on Hopper the fastest of weight-only formats by `packed_us`.
+    """
+    ranked = shape.op == OP and ARCHITECTURES[device.gfx].matrix == "wgmma"
+    tiles = list(dict.fromkeys(_of_format(shape, device) if shape.op == OP else _of_mxfp4(shape, device)))
+    listed: list[Candidate] = []
     for rank in range(3):
-        for kernel in kernels:
+        for kernel in tiles:
             splits = useful_splits(SPLITS, tiles_of(kernel, shape), ceil_div(shape.k, kernel.block_k), 2, device)
             if rank < len(splits):
-                yield kernel, splits[rank]
+                listed.append((kernel, splits[rank]))
+    vectors = list(_of_vectors(shape, device)) if shape.op == OP and shape.m <= _VECTOR_ROWS else []
+    if not ranked:
+        yield from _mixed(vectors, listed)
+        return
+    kinds = [
+        sorted((each for each in dict.fromkeys(kind) if fits(*each, shape, device)), key=lambda each: packed_us(*each, shape, device))
+        for kind in (vectors, listed)
+    ]
+    first = sorted(kinds, key=lambda kind: packed_us(*kind[0], shape, device) if kind else math.inf)
+    yield from _mixed(*first)
+
+
+def _mixed(first: Iterable[Candidate], second: Iterable[Candidate]) -> Iterator[Candidate]:
+    """Yield the first of both, then the second of both, since a model of one kind says little of
+    the other.
+    """
+    return (each for pair in itertools.zip_longest(first, second) for each in pair if each)
+
+
+def _of_vectors(shape: Shape, device: Device) -> Iterator[Candidate]:
+    """Yield kernels on the vector units, split until all multiprocessors read.
+
+    Threads read 4 to 16 bytes of a weight in the order of K, or one to four words of another.
+    """
+    form, rows, lanes = format_of(shape), min(1 << (shape.m - 1).bit_length(), 4), ARCHITECTURES[device.gfx].warp_size
+    per_k = 1 if form.along == "n" else form.per
+    if form.is_kn:
+        sizes = [
+            Wnv(rows, lanes * words * form.per // per_k, per_k * warps, unroll, warps)
+            for words, warps, unroll in itertools.product((4, 1, 2), (4, 8, 2, 1), (4, 2, 8, 16))
+        ]
+    else:
+        sizes = [
+            Wnv(rows, block_n, lanes * warps * vector * 8 // form.bits, unroll, warps)
+            for vector, block_n, unroll, warps in itertools.product((16, 8, 4), (4, 2, 8, 1), (1, 2, 4), (4, 2, 1, 8))
+        ]
+    for kernel in sizes:
+        if not unfit(kernel, 1, shape, device):
+            yield from ((kernel, split) for split in useful_splits(SPLITS, tiles_of(kernel, shape), steps_of(kernel, shape), 1, device)[:2])
 
 
 def _covered(shape: Shape) -> int:
@@ -93,7 +155,8 @@ def _of_format(shape: Shape, device: Device) -> Iterator[Wn]:
     scaled.
     """
     amd, covered = device.kind == "amd", _covered(shape)
-    longest = int(shape["w_group"]) if scaled_of(shape) == "sums" else 512
+    # Scales of single elements take as many registers as the weight.
+    longest = {"sums": int(shape["w_group"]), "element": 64}.get(scaled_of(shape), 512)
     few, many = [(covered, *tile) for tile in _FEW], [(*tile, False) for tile in (*_MANY[:2], _WIDE, *_MANY[2:])]
     for block_m, block_n, block_k, warps, stages, swap in few if shape.m <= 64 else many:
         if block_m <= covered:
