@@ -32,8 +32,8 @@ _STORED, _MEETING, _ADDED = 2.2e-4, 1.17, 3.5e-4
 _REGISTERS, _OTHERS = 1 << 16, 80
 #: Order of the norm that combines bounds which overlap in part.
 _TOGETHER = 8.0
-#: Operations of vector units in a cycle of a multiprocessor. Operations by which a code becomes a
-#: number: in `wnv`, counted in sm_90's code; in `wn`, to shared memory, a guess.
+#: Operations of vector units in a cycle of a multiprocessor, and those that make a number of a code
+#: in `wnv`, by sm_90's code; in `wn`, a guess.
 _VECTOR, _DECODE, _DECODE_TILE = 128, {"native": 2.5, "integer": 3.5, "e2m1": 7.0}, 6.0
 #: The same of an element that is scaled by itself, with its loads.
 _SCALE_ELEMENT = 12.0
@@ -92,8 +92,8 @@ def hopper_us(kernel: Gemm | Tma, split: int, shape: Shape, device: Device) -> f
 def packed_us(kernel: Packed, split: int, shape: Shape, device: Device) -> float:
     """Predict the microseconds of a product of a weight-only format, to order kernels.
 
-    Rates are Hopper's. A program decodes its part of the weight, which other rows of tiles repeat,
-    and the loads in flight of all programs limit the share of the memory's rate.
+    Rates are Hopper's. A program decodes its part of the weight, and other rows of tiles repeat it.
+    The loads in flight of all programs limit the rate of the memory.
     """
     form, tiles = format_of(shape), packed.tiles_of(kernel, shape)
     k = ceil_div(packed.steps_of(kernel, shape), split) * ceil_div(shape.k, packed.steps_of(kernel, shape))

@@ -148,6 +148,7 @@ def _along_n(
     n = (first_n + tl.arange(0, BLOCK_N))[None, None, :]
     word = (first_n // per_n + tl.arange(0, BLOCK_N // per_n))[None, None, :]
     mask = ((1 << BITS) - 1) + tl.minimum(M, 0)  # ptxas would move a known mask to a register at each use
+    groups = K // GROUP if GROUP > 0 else 1
     spans, lane = tl.cdiv(K, SPAN), tl.arange(0, LANES)[None, :, None]
     acc = tl.zeros([row.shape[0], LANES, BLOCK_N], tl.float32)
     if per_k > 1:
@@ -177,7 +178,7 @@ def _along_n(
                     for code in tl.static_range(PER):
                         if HAS_INDEX:
                             of_k = tl.load(w_index + k + code, mask=inside, other=0)
-                            known = (of_k >= 0) & (of_k < K // GROUP)
+                            known = (of_k >= 0) & (of_k < groups)
                             if ADDED >= 0:
                                 own = _zero_points(w_zeros, tl.where(known, of_k, 0), n, N, ZERO, PER, BITS, ORDER, ADDED)
                             else:

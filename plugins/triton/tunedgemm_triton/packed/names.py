@@ -43,7 +43,7 @@ class Wnv(Kernel):
     family: ClassVar[str] = "wnv"
     form: ClassVar[KernelName] = KernelName("wnv_r{revision}_m{block_m}n{block_n}k{block_k}u{unroll}_w{warps}", "revision")
     block_m: int = power(1, 4)
-    block_n: int = power(1, 1024)
+    block_n: int = power(1, 2048)
     block_k: int = power(1, 16384)
     unroll: int = power(1, 32)
     warps: int = power(1, 16)

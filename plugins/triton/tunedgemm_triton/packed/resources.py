@@ -70,8 +70,8 @@ def kind_of(form: WeightFormat) -> str:
 
 
 def has_index(shape: Shape) -> bool:
-    """Return whether an index tells the groups of K; one group needs none."""
-    return shape.op == OP and format_of(shape).has_index and int(shape["w_group"]) > 0
+    """Return whether an index has the group of each element of K."""
+    return shape.op == OP and format_of(shape).has_index
 
 
 def scaled_of(shape: Shape) -> str:
@@ -81,10 +81,10 @@ def scaled_of(shape: Shape) -> str:
     """
     if shape.op != OP:
         return "weight"
-    if not int(shape["w_group"]):
-        return "row"
     if has_index(shape):
         return "element"
+    if not int(shape["w_group"]):
+        return "row"
     return "weight" if shape.dtype in format_of(shape).exact else "sums"
 
 
@@ -239,7 +239,9 @@ def shared_bytes(kernel: Packed, shape: Shape, device: Device) -> int:
     of_x = (kernel.stages if matrix in _ASYNCHRONOUS or fp4 else steps) * 2 * kernel.block_m * kernel.block_k
     if device.kind == "amd":
         return of_x + (of_x // 32 if fp4 else 0) + decoded  # gfx950 pads x by up to a 32nd
-    return packed + of_x + decoded
+    # Zero points of single elements change threads, as words and as codes.
+    own = 6 * kernel.block_n * kernel.block_k if scaled_of(shape) == "element" and form.zeros is not None else 0
+    return packed + of_x + decoded + own
 
 
 def fits(kernel: Packed, split_k: int, shape: Shape, device: Device) -> bool:
@@ -287,6 +289,8 @@ def _held_by_mxfp4(kernel: Mx, gfx: str) -> tuple[int, int]:
 def _held_by_format(kernel: Wn, shape: Shape, gfx: str) -> tuple[int, int]:
     """Return the same for a weight-only format (Triton 3.9)."""
     matrix = ARCHITECTURES[gfx].matrix
-    copies = 1 if scaled_of(shape) not in ("sums", "element") else 2 if matrix in ("wgmma", "mfma") else 3
-    held = kernel.block_m * kernel.block_n * copies + kernel.block_n * kernel.block_k * 3 // 4
+    copies = 1 if scaled_of(shape) != "sums" else 2 if matrix in ("wgmma", "mfma") else 3
+    # Of a weight whose elements have scales, these and two parts of each are held, too.
+    decoded = kernel.block_n * kernel.block_k * (3 if scaled_of(shape) == "element" else 3 / 4)
+    held = kernel.block_m * kernel.block_n * copies + int(decoded)
     return held, 192 if matrix in _ASYNCHRONOUS else 168
