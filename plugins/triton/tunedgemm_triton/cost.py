@@ -35,8 +35,8 @@ _TOGETHER = 8.0
 #: Operations of vector units in a cycle of a multiprocessor, and those that make a number of a code
 #: in `wnv`, by sm_90's code; in `wn`, a guess.
 _VECTOR, _DECODE, _DECODE_TILE = 128, {"native": 2.5, "integer": 3.5, "e2m1": 7.0}, 6.0
-#: The same of an element that is scaled by itself, with its loads.
-_SCALE_ELEMENT = 12.0
+#: The same of an element that is scaled by itself, with its loads; of a load, a guess.
+_SCALE_ELEMENT, _LOAD = 12.0, 8.0
 
 
 def useful_splits(splits: Iterable[int], tiles: int, steps: int, least: int, device: Device) -> list[int]:
@@ -98,22 +98,22 @@ def packed_us(kernel: Packed, split: int, shape: Shape, device: Device) -> float
     form, tiles = format_of(shape), packed.tiles_of(kernel, shape)
     k = ceil_div(packed.steps_of(kernel, shape), split) * ceil_div(shape.k, packed.steps_of(kernel, shape))
     codes, indexed = kernel.block_n * k, _SCALE_ELEMENT * packed.has_index(shape)
+    programs, threads = tiles * split, 32 * kernel.warps
+    each = ceil_div(programs, device.cu_num)
+    held = min(each, 2048 // threads, ARCHITECTURES[device.gfx].shared_bytes // packed.shared_bytes(kernel, shape, device))
     if isinstance(kernel, Wnv):
-        busy = codes * (_DECODE[packed.kind_of(form)] + kernel.block_m + indexed) / _VECTOR
+        operations = _DECODE[packed.kind_of(form)] + kernel.block_m + indexed + _LOAD / packed.codes_of(kernel, shape, device)
+        busy = codes * operations / _VECTOR
+        held = max(min(held, _REGISTERS // (threads * (packed.vector_registers(kernel, shape, device) + _OTHERS // 2))), 1)
     else:
         side = max(kernel.block_m, 16) * (1 + packed.has_index(shape))
         busy = _bound(codes * (_DECODE_TILE + indexed) / _VECTOR, 2 * codes * side / _OPERATIONS)
-    programs = tiles * split
-    each = ceil_div(programs, device.cu_num)
-    held = min(
-        each, 2048 // (32 * kernel.warps), ARCHITECTURES[device.gfx].shared_bytes // max(packed.shared_bytes(kernel, shape, device), 1)
-    )
     flight = min(packed.flight_bytes(kernel, shape, device), codes * form.bits // 8)
     read = form.stored_bits(shape) / 8 * each * device.cu_num / max(programs, device.cu_num)  # as the last wave is as long as others
     rate = min(_MEMORY, min(held * device.cu_num, programs) * flight / _LATENCY)
     moved = 2 * shape.m * (shape.k + shape.n) / _MEMORY + tiles * shape.k * kernel.block_m * 2 / _L2
     met = _MEETING + _ADDED * split * tiles * kernel.block_m * kernel.block_n / device.cu_num if split > 1 else 0.0
-    return _bound(each * busy / _CYCLES_A_US, read / rate) + moved + met + ceil_div(each, max(held, 1)) * _LATENCY + _LAUNCH
+    return _bound(each * busy / _CYCLES_A_US, read / rate) + moved + met + ceil_div(each, held) * _LATENCY + _LAUNCH
 
 
 def _bound(*times: float) -> float:

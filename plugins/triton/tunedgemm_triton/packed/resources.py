@@ -162,12 +162,19 @@ def steps_of(kernel: Packed, shape: Shape) -> int:
     return ceil_div(ceil_div(shape.k, SPAN), max(kernel.block_k // _per_k(format_of(shape)), 1))
 
 
+def codes_of(kernel: Wnv, shape: Shape, device: Device) -> int:
+    """Return the codes that a thread reads at a time."""
+    form = format_of(shape)
+    return words_of(kernel, shape, device) * form.per if form.is_kn else vector_of(kernel, shape, device) * 8 // form.bits
+
+
 def flight_bytes(kernel: Packed, shape: Shape, device: Device) -> int:
     """Return the bytes of the weight that a program reads at a time."""
     if not isinstance(kernel, Wnv):
         return max(kernel.stages - 1, 1) * kernel.block_n * kernel.block_k * (4 if shape.op != OP else format_of(shape).bits) // 8
-    each = 4 * words_of(kernel, shape, device) if format_of(shape).is_kn else kernel.block_n * vector_of(kernel, shape, device)
-    return each * kernel.unroll * threads_of(kernel, device)
+    form = format_of(shape)
+    columns = 1 if form.is_kn else kernel.block_n
+    return codes_of(kernel, shape, device) * columns * kernel.unroll * threads_of(kernel, device) * form.bits // 8
 
 
 def _per_k(form: WeightFormat) -> int:
@@ -252,26 +259,26 @@ def fits(kernel: Packed, split_k: int, shape: Shape, device: Device) -> bool:
     if unfit(kernel, split_k, shape, device) or shared_bytes(kernel, shape, device) > architecture.shared_bytes:
         return False
     if isinstance(kernel, Wnv):
-        held, limit = _held_by_vectors(kernel, shape, device), _MOST_REGISTERS
-    else:
-        held, limit = _held_by_mxfp4(kernel, device.gfx) if isinstance(kernel, Mx) else _held_by_format(kernel, shape, device.gfx)
+        return vector_registers(kernel, shape, device) <= _MOST_REGISTERS and not has_idle_part(split_k, steps_of(kernel, shape))
+    held, limit = _held_by_mxfp4(kernel, device.gfx) if isinstance(kernel, Mx) else _held_by_format(kernel, shape, device.gfx)
     # On AMD accumulation registers take some of it.
     if held // (kernel.warps * architecture.warp_size) > (0.75 * architecture.registers if device.kind == "amd" else limit):
         return False
     return not has_idle_part(split_k, steps_of(kernel, shape))
 
 
-def _held_by_vectors(kernel: Wnv, shape: Shape, device: Device) -> int:
-    """Return the registers of a program of `wnv`: sums, x, codes in flight, and a decoded tile."""
+def vector_registers(kernel: Wnv, shape: Shape, device: Device) -> int:
+    """Estimate the registers of a thread of `wnv`: sums, x, codes in flight, and decoded ones."""
     form, rows = format_of(shape), kernel.block_m
     if form.is_kn:
         words, per_n = words_of(kernel, shape, device), form.per // _per_k(form)
-        scales = 2 * words * form.per if has_index(shape) else 2 * words * per_n
-        each = 2 * rows * words * per_n + rows * _per_k(form) + words * (kernel.unroll + form.per) + scales
-    else:
-        vector = vector_of(kernel, shape, device)
-        each = rows * kernel.block_n + vector * 8 // form.bits * (rows + 1) + kernel.unroll * kernel.block_n * ceil_div(vector, 4)
-    return each * threads_of(kernel, device)
+        scales = 2 * words * (form.per if has_index(shape) else per_n)
+        return 2 * rows * words * per_n + rows * _per_k(form) + words * (kernel.unroll + form.per) + scales
+    vector = vector_of(kernel, shape, device)
+    codes, columns = vector * 8 // form.bits, kernel.block_n * (1 if form.zeros is None else 3)
+    # Codes of several columns are decoded at a time if an element has several.
+    decoded = codes * (kernel.block_n // 2 if form.per > 1 else 1)
+    return rows * (columns + codes) + decoded + kernel.unroll * kernel.block_n * ceil_div(vector, 4)
 
 
 def _held_by_mxfp4(kernel: Mx, gfx: str) -> tuple[int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator
 
 import attrs
@@ -13,7 +12,6 @@ from tunedgemm.tools.launching import ARCHITECTURES, format_of
 from tunedgemm_triton.cost import packed_us, useful_splits
 from tunedgemm_triton.packed.names import OP, Mx, Packed, Wn, Wnv
 from tunedgemm_triton.packed.resources import decodes, fits, scaled_of, scaled_rows, shares_registers, steps_of, tiles_of, unfit
-from tunedgemm_triton.resources import ceil_div
 from tunedgemm_triton.tiles import neighbours as steps
 
 #: (kernel, parts of K).
@@ -77,35 +75,32 @@ def candidates(shape: Shape, device: Device) -> Iterator[Candidate]:
     """Yield the kernels worth timing for a shape, those first that leave few multiprocessors idle;
     on Hopper the fastest of weight-only formats by `packed_us`.
     """
-    ranked = shape.op == OP and ARCHITECTURES[device.gfx].matrix == "wgmma"
-    tiles = list(dict.fromkeys(_of_format(shape, device) if shape.op == OP else _of_mxfp4(shape, device)))
-    listed: list[Candidate] = []
-    for rank in range(3):
-        for kernel in tiles:
-            splits = useful_splits(SPLITS, tiles_of(kernel, shape), ceil_div(shape.k, kernel.block_k), 2, device)
-            if rank < len(splits):
-                listed.append((kernel, splits[rank]))
-    vectors = list(_of_vectors(shape, device)) if shape.op == OP and shape.m <= _VECTOR_ROWS else []
-    if not ranked:
-        yield from _mixed(vectors, listed)
+    if shape.op != OP:
+        yield from _split(_of_mxfp4(shape, device), shape, device)
         return
-    kinds = [
-        sorted((each for each in dict.fromkeys(kind) if fits(*each, shape, device)), key=lambda each: packed_us(*each, shape, device))
-        for kind in (vectors, listed)
-    ]
-    first = sorted(kinds, key=lambda kind: packed_us(*kind[0], shape, device) if kind else math.inf)
-    yield from _mixed(*first)
+    vectors = _of_vectors(shape, device) if shape.m <= _VECTOR_ROWS else ()
+    kinds = [list(_split(kernels, shape, device)) for kernels in (vectors, _of_format(shape, device))]
+    if ARCHITECTURES[device.gfx].matrix == "wgmma":
+        timed = [[(packed_us(*each, shape, device), each) for each in kind if fits(*each, shape, device)] for kind in kinds]
+        ranked = sorted((sorted(kind, key=lambda pair: pair[0]) for kind in timed if kind), key=lambda kind: kind[0][0])
+        kinds = [[each for _, each in kind] for kind in ranked]
+    # A model of one kind says little of the other.
+    yield from (each for pair in itertools.zip_longest(*kinds) for each in pair if each)
 
 
-def _mixed(first: Iterable[Candidate], second: Iterable[Candidate]) -> Iterator[Candidate]:
-    """Yield the first of both, then the second of both, since a model of one kind says little of
-    the other.
-    """
-    return (each for pair in itertools.zip_longest(first, second) for each in pair if each)
+def _split(kernels: Iterable[Packed], shape: Shape, device: Device) -> Iterator[Candidate]:
+    """Yield different kernels with their best split, then with the next ones."""
+    different = list(dict.fromkeys(kernels))
+    for rank in range(3):
+        for kernel in different:
+            least = 1 if isinstance(kernel, Wnv) else 2
+            splits = useful_splits(SPLITS, tiles_of(kernel, shape), steps_of(kernel, shape), least, device)
+            if rank < len(splits):
+                yield kernel, splits[rank]
 
 
-def _of_vectors(shape: Shape, device: Device) -> Iterator[Candidate]:
-    """Yield kernels on the vector units, split until all multiprocessors read.
+def _of_vectors(shape: Shape, device: Device) -> Iterator[Wnv]:
+    """Yield kernels on the vector units.
 
     Threads read 4 to 16 bytes of a weight in the order of K, or one to four words of another.
     """
@@ -121,9 +116,7 @@ def _of_vectors(shape: Shape, device: Device) -> Iterator[Candidate]:
             Wnv(rows, block_n, lanes * warps * vector * 8 // form.bits, unroll, warps)
             for vector, block_n, unroll, warps in itertools.product((16, 8, 4), (4, 2, 8, 1), (1, 2, 4), (4, 2, 1, 8))
         ]
-    for kernel in sizes:
-        if not unfit(kernel, 1, shape, device):
-            yield from ((kernel, split) for split in useful_splits(SPLITS, tiles_of(kernel, shape), steps_of(kernel, shape), 1, device)[:2])
+    yield from (kernel for kernel in sizes if not unfit(kernel, 1, shape, device))
 
 
 def _covered(shape: Shape) -> int:
