@@ -57,7 +57,7 @@ UNFIT = [
     ("wn_r1_m16n64k128_g1_w4s4_t", 1, INT4, "sm_90", "a part of a group of 64, whose sums are scaled (got 128)"),
     ("wn_r1_m16n64k64_g1_w4s4_t", 9, INT4, "sm_90", "fewer than splitK=9 steps of 64"),
     ("wnv_r1_m1n32k4u1_w4", 1, INT4, "sm_90", "a thread must have a word of 8 codes"),
-    ("wnv_r1_m1n128k32u8_w4", 1, INT4, "sm_90", "must divide the words of 32 elements"),
+    ("wnv_r1_m1n128k32u16_w4", 1, INT4, "sm_90", "128 elements of a thread's reads must divide the group (got 64)"),
     ("wnv_r1_m1n4k2048u1_w1", 1, attrs.evolve(INT4, extra={"w_format": "ct_int4", "w_group": 64}), "sm_90", "2 to 16 bytes of ct_int4"),
     ("wnv_r1_m1n4k1024u1_w1", 1, attrs.evolve(INT4, k=528, extra={"w_format": "nvfp4", "w_group": 16}), "sm_90", "32 elements of a thread"),
     ("moe_r1_m16g1_n64k64w4s2_n64k64w4s2", 3, MOE[0], "sm_90", "fewer than splitK"),

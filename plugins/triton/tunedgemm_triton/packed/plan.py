@@ -9,7 +9,7 @@ from tunedgemm.tools.launching import WeightFormat, format_of
 
 from tunedgemm_triton.build import TYPES, Constant
 from tunedgemm_triton.packed.names import Mx, Packed, Wnv
-from tunedgemm_triton.packed.resources import SPAN, has_index, kind_of, lanes_of, partial_bytes, scaled_of, tiles_of, trip_of, vector_of
+from tunedgemm_triton.packed.resources import has_index, kind_of, lanes_of, partial_bytes, scaled_of, span_of, tiles_of, trip_of, vector_of
 from tunedgemm_triton.plan import LaunchPlan, PlanBuilder, shuffled_rows
 
 #: Triton's names of the dtypes of stored weights and scales that `build.TYPES` lacks.
@@ -74,7 +74,7 @@ def _of_format(shape: Shape) -> tuple[dict[str, Any], dict[str, Constant]]:
 def _of_threads(kernel: Wnv, shape: Shape, device: Device) -> dict[str, Constant]:
     """Return the constants of a product on the vector units."""
     lanes, vector = lanes_of(kernel, shape, device), vector_of(kernel, shape, device)
-    return {"LANES": lanes, "VECTOR": vector, "SPAN": SPAN, "UNROLL": kernel.unroll}
+    return {"LANES": lanes, "VECTOR": vector, "SPAN": span_of(kernel, shape), "UNROLL": kernel.unroll}
 
 
 def _constants(form: WeightFormat) -> dict[str, Constant]:

@@ -15,8 +15,8 @@ _MOST_CODES, _MOST_BITS = 8, 7
 _ASYNCHRONOUS = ("wgmma", "tcgen05")
 #: Bytes of a thread's largest load; registers of a thread of `wnv` that leave some for addresses.
 _MOST_BYTES, _MOST_REGISTERS = 16, 168
-#: Elements of K that a row of threads takes between scales; they divide every group.
-SPAN = 32
+#: Least elements of K that a row of threads takes between scales; they divide every group.
+_SPAN = 32
 #: Values of e2m1 without a sign.
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
@@ -150,6 +150,11 @@ def words_of(kernel: Wnv, shape: Shape, device: Device) -> int:
     return lanes_of(kernel, shape, device) * (kernel.block_n * _per_k(form) // form.per) // threads_of(kernel, device)
 
 
+def span_of(kernel: Wnv, shape: Shape) -> int:
+    """Return the elements of K that a row of threads takes between scales."""
+    return max(kernel.unroll * _per_k(format_of(shape)), _SPAN)
+
+
 def trip_of(kernel: Packed) -> int:
     """Return the elements of K of a trip of the loop along K of a plain weight."""
     return kernel.block_k * kernel.unroll if isinstance(kernel, Wnv) else kernel.block_k
@@ -159,7 +164,7 @@ def steps_of(kernel: Packed, shape: Shape) -> int:
     """Return the steps along K that parts of it share."""
     if not isinstance(kernel, Wnv) or not format_of(shape).is_kn:
         return ceil_div(shape.k, trip_of(kernel))
-    return ceil_div(ceil_div(shape.k, SPAN), max(kernel.block_k // _per_k(format_of(shape)), 1))
+    return ceil_div(ceil_div(shape.k, span_of(kernel, shape)), max(kernel.block_k // _per_k(format_of(shape)), 1))
 
 
 def codes_of(kernel: Wnv, shape: Shape, device: Device) -> int:
@@ -190,8 +195,8 @@ def _unfit_vectors(kernel: Wnv, shape: Shape, device: Device) -> str | None:
             return f"{kernel.family} takes {_MOST_CODES} integers in each word of a transposed weight (got {form.name})"
         if kernel.block_k < _per_k(form) or not words_of(kernel, shape, device):
             return f"{kernel.name}: a thread must have a word of {form.per} codes"
-        if SPAN // _per_k(form) % kernel.unroll or group % SPAN:
-            return f"{kernel.name}: reads in flight must divide the words of {SPAN} elements, and these the group (got {group})"
+        if group % span_of(kernel, shape):
+            return f"{kernel.name}: {span_of(kernel, shape)} elements of a thread's reads must divide the group (got {group})"
         return None
     vector, codes = vector_of(kernel, shape, device), 8 // form.bits
     if form.bits not in (4, 8) or form.order != tuple(range(form.per)) or form.per * form.bits not in (8, 32):
@@ -268,12 +273,16 @@ def fits(kernel: Packed, split_k: int, shape: Shape, device: Device) -> bool:
 
 
 def vector_registers(kernel: Wnv, shape: Shape, device: Device) -> int:
-    """Estimate the registers of a thread of `wnv`: sums, x, codes in flight, and decoded ones."""
+    """Estimate the registers of a thread of `wnv`: sums, x, codes in flight, and decoded ones.
+
+    The compiler finds numbers of zero points and of an index for all reads of a thread (3.9).
+    """
     form, rows = format_of(shape), kernel.block_m
     if form.is_kn:
         words, per_n = words_of(kernel, shape, device), form.per // _per_k(form)
         scales = 2 * words * (form.per if has_index(shape) else per_n)
-        return 2 * rows * words * per_n + rows * _per_k(form) + words * (kernel.unroll + form.per) + scales
+        ahead = max(0 if form.zeros is None or per_n > 1 else 4 * words, form.per if has_index(shape) else 0)
+        return 2 * rows * words * per_n + rows * _per_k(form) + words * (kernel.unroll + form.per) + scales + kernel.unroll * ahead
     vector = vector_of(kernel, shape, device)
     codes, columns = vector * 8 // form.bits, kernel.block_n * (1 if form.zeros is None else 3)
     # Codes of several columns are decoded at a time if an element has several.
