@@ -12,6 +12,7 @@ import pytest
 from tunedgemm.plugin import Device, Launcher, OutOfResources, Shape, Solution, Unsupported, device_of
 from tunedgemm.testing.launching import bind_launcher, draw_operands, plain_weight
 from tunedgemm.testing.sharing import fault_of_graphs, fault_of_threads
+from tunedgemm.tools.launching import FORMATS
 from tunedgemm.tools.tables import ops
 from tunedgemm_triton import launch
 from tunedgemm_triton.families import family_of, unsupported
@@ -153,10 +154,11 @@ SCALED = [
 
 
 EXAMPLES = [shape for op in ("fmoe", "a4w4_blockscale", "a16w4_blockscale") for shape in ops()[op].examples]
-#: One row of each weight-only format and several rows of half of them, as large as a layer's.
+#: One row and five of each weight-only format, with ragged N.
 WEIGHTS = [
-    attrs.evolve(shape, n=264, k=2176 if int(shape["w_group"]) != 64 else 2112)
-    for shape in {(shape["w_format"], shape.m == 1): shape for shape in ops()["a16wn"].examples if shape.m in (1, 5)}.values()
+    Shape("a16wn", m, 264, 2176, dtype, dtype, scale="block", extra={"w_format": name, "w_group": max(form.groups)})
+    for name, form in FORMATS.items()
+    for m, dtype in ((1, "bf16"), (5, "fp16"))
 ]
 #: Without quantisation, with one scale a tensor, with block scales, with mxfp4: a few tokens each.
 ROUTED = [MOE[2], MOE[6], MOE[11], MOE[14]]
