@@ -82,3 +82,16 @@ def test_padding_of_decoded_products_counts() -> None:
     family, shape = family_of("a16wn"), attrs.evolve(INT4, m=1024, n=4096, k=4096, extra={"w_format": "gptq_int4", "w_group": 128})
     tiles = [family.parse_name(f"wn_r1_m{rows}n128k128_g8_w8s2") for rows in (256, 128)]
     assert [family.fits(tile, 1, shape, Device("gfx950", 256)) for tile in tiles] == [False, True]
+
+
+def test_kernels_that_spill_are_left_out() -> None:
+    """Numbers of zero points for 16 reads, and scales of 64 elements a thread, spill on sm_90; half
+    as many fit.
+    """
+    family, device = family_of("a16wn"), Device("sm_90", 132)
+    for name, spilling, fitting in (
+        ("gptq_int4_zp", "wnv_r1_m1n128k32u16_w4", "wnv_r1_m1n128k32u4_w4"),
+        ("gptq_int4_order", "wn_r1_m16n128k64_g1_w4s6_t", "wn_r1_m16n64k64_g1_w4s6_t"),
+    ):
+        shape = attrs.evolve(INT4, m=1, n=4096, k=4096, extra={"w_format": name, "w_group": 128})
+        assert [family.fits(family.parse_name(kernel), 1, shape, device) for kernel in (spilling, fitting)] == [False, True]

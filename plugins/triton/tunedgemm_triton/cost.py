@@ -96,7 +96,7 @@ def packed_us(kernel: Packed, split: int, shape: Shape, device: Device) -> float
     The loads in flight of all programs limit the rate of the memory.
     """
     form, tiles = format_of(shape), packed.tiles_of(kernel, shape)
-    k = ceil_div(packed.steps_of(kernel, shape), split) * ceil_div(shape.k, packed.steps_of(kernel, shape))
+    k = ceil_div(packed.steps_of(kernel, shape), split) * packed.step_of(kernel, shape)
     codes, indexed = kernel.block_n * k, _SCALE_ELEMENT * packed.has_index(shape)
     programs, threads = tiles * split, 32 * kernel.warps
     each = ceil_div(programs, device.cu_num)

@@ -9,7 +9,7 @@ from tunedgemm.tools.launching import WeightFormat, format_of
 
 from tunedgemm_triton.build import TYPES, Constant
 from tunedgemm_triton.packed.names import Mx, Packed, Wnv
-from tunedgemm_triton.packed.resources import has_index, kind_of, lanes_of, partial_bytes, scaled_of, span_of, tiles_of, trip_of, vector_of
+from tunedgemm_triton.packed.resources import has_index, kind_of, lanes_of, partial_bytes, scaled_of, span_of, step_of, tiles_of, vector_of
 from tunedgemm_triton.plan import LaunchPlan, PlanBuilder, shuffled_rows
 
 #: Triton's names of the dtypes of stored weights and scales that `build.TYPES` lacks.
@@ -37,7 +37,7 @@ def plan_of(kernel: Packed, split_k: int, shape: Shape, device: Device) -> Launc
         "K": shape.k,
     }
     constants |= {
-        "BLOCK_M": kernel.block_m, "BLOCK_N": kernel.block_n, "SPLIT_K": split_k, "EVEN_K": shape.k % trip_of(kernel) == 0,
+        "BLOCK_M": kernel.block_m, "BLOCK_N": kernel.block_n, "SPLIT_K": split_k, "EVEN_K": shape.k % step_of(kernel, shape) == 0,
         "HAS_BIAS": shape.bias, "UPCAST": False,
     }  # fmt: skip
     function, stages = f"{kernel.family}.{kernel.family}", 1 if isinstance(kernel, Wnv) else kernel.stages

@@ -155,16 +155,17 @@ def span_of(kernel: Wnv, shape: Shape) -> int:
     return max(kernel.unroll * _per_k(format_of(shape)), _SPAN)
 
 
-def trip_of(kernel: Packed) -> int:
-    """Return the elements of K of a trip of the loop along K of a plain weight."""
-    return kernel.block_k * kernel.unroll if isinstance(kernel, Wnv) else kernel.block_k
+def step_of(kernel: Packed, shape: Shape) -> int:
+    """Return the elements of K of a step of the loop, of which parts of K have whole numbers."""
+    if not isinstance(kernel, Wnv):
+        return kernel.block_k
+    form = format_of(shape)
+    return span_of(kernel, shape) * max(kernel.block_k // _per_k(form), 1) if form.is_kn else kernel.block_k * kernel.unroll
 
 
 def steps_of(kernel: Packed, shape: Shape) -> int:
-    """Return the steps along K that parts of it share."""
-    if not isinstance(kernel, Wnv) or not format_of(shape).is_kn:
-        return ceil_div(shape.k, trip_of(kernel))
-    return ceil_div(ceil_div(shape.k, span_of(kernel, shape)), max(kernel.block_k // _per_k(format_of(shape)), 1))
+    """Return the steps along K."""
+    return ceil_div(shape.k, step_of(kernel, shape))
 
 
 def codes_of(kernel: Wnv, shape: Shape, device: Device) -> int:
@@ -221,7 +222,7 @@ def unfit(kernel: Packed, split_k: int, shape: Shape, device: Device) -> str | N
     if split_k > 1 and tiles > MAX_TILES:
         return f"split-K counts at most {MAX_TILES} tiles (this shape has {tiles})"
     if split_k > steps:
-        return f"K={shape.k} has fewer than splitK={split_k} steps of {ceil_div(shape.k, steps)}"
+        return f"K={shape.k} has fewer than splitK={split_k} steps of {step_of(kernel, shape)}"
     nbytes = partial_bytes(kernel, split_k, shape)
     if nbytes > MAX_PARTIAL_BYTES:
         return f"{kernel.name}: partial sums of splitK={split_k} take at most {MAX_PARTIAL_BYTES} bytes (got {nbytes})"
