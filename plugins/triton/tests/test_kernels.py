@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 import pytest
 from tunedgemm.plugin import Device, Shape
+from tunedgemm.tools.launching import FORMATS
 from tunedgemm.tools.tables import ops
 from tunedgemm_triton.families import family_of, unsupported
 
@@ -153,6 +154,21 @@ def _weight_cases() -> list[dict[str, Any]]:
     return cases
 
 
+def _vector_cases() -> list[dict[str, Any]]:
+    """Return the fastest predicted kernel on the vector units of each example with few rows, split
+    and not; ends of N and K are ragged.
+    """
+    cases, device = [], Device("sm_90", 4)
+    for shape in {(each["w_format"], each["w_group"]): each for each in ops()["a16wn"].examples}.values():
+        ragged = attrs.evolve(shape, n=shape.n + 8, k=shape.k + (int(shape["w_group"]) or 32), outdtype="fp32")
+        for m in (1, 3):
+            changed = attrs.evolve(ragged, m=m)
+            listed = [each for each in family_of("a16wn").enumerate_solutions(changed, device) if each.kernel_name.startswith("wnv")]
+            chosen = {each.split_k > 1: each for each in reversed(listed)}.values()
+            cases += [{"kernel": each.kernel_name, "split_k": max(each.split_k, 1), "shape": changed.to_dict()} for each in chosen]
+    return cases
+
+
 #: Cases that take seconds each.
 SLOW_CASES = [
     _case("streamk_r1_m16n32k16_g2_w4s2", 37, 200, 520, outdtype="fp32", multiprocessors=150),  # 300 of 693 steps: parts of two or three
@@ -201,6 +217,14 @@ def test_plans_match_the_reference_and_keep_to_their_output(ops: tuple[str, ...]
 def test_decoded_weights_match_float64_and_keep_to_their_output() -> None:
     """Each format, group and dtype is right to the sums' rounding, with odd N and ends of K."""
     assert not _faults(_weight_cases())
+
+
+@pytest.mark.nightly
+def test_vectors_of_decoded_weights_match_float64_and_keep_to_their_output() -> None:
+    """Each format and group is right on the vector units, for one row and for three."""
+    cases = _vector_cases()
+    assert {case["shape"]["extra"]["w_format"] for case in cases} == set(FORMATS)
+    assert not _faults(cases)
 
 
 #: Records that the core lacks: four codes of two bits in a byte; eight of three bits, reordered.

@@ -4,6 +4,7 @@ refusals.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import attrs
@@ -11,6 +12,7 @@ import pytest
 from tunedgemm.plugin import Device, Launcher, OutOfResources, Shape, Solution, Unsupported, device_of
 from tunedgemm.testing.launching import bind_launcher, draw_operands, plain_weight
 from tunedgemm.testing.sharing import fault_of_graphs, fault_of_threads
+from tunedgemm.tools.launching import FORMATS
 from tunedgemm.tools.tables import ops
 from tunedgemm_triton import launch
 from tunedgemm_triton.families import family_of, unsupported
@@ -32,11 +34,12 @@ ONE_LAUNCH = [
     Shape("a16w4_blockscale", 5, 48, 256, scale="block"),
     Shape("a16wn", 5, 48, 256, scale="block", extra={"w_format": "gptq_int4_zp", "w_group": 128}),
     Shape("a16wn", 5, 48, 256, scale="block", epilogue="bias", extra={"w_format": "nvfp4", "w_group": 16}),
+    Shape("a16wn", 5, 48, 256, scale="block", extra={"w_format": "gptq_int4_zp_order", "w_group": 64}),
 ]
 
 
 #: Parameters of functions of one launch that are operands of some op.
-_NAMED = ("x", "weight", "x_scale", "w_scale", "w_zeros", "w_global_scale", "bias")
+_NAMED = ("x", "weight", "x_scale", "w_scale", "w_zeros", "w_index", "w_global_scale", "bias")
 
 
 class TestArguments:
@@ -150,7 +153,13 @@ SCALED = [
 ]
 
 
-EXAMPLES = [shape for op in ("fmoe", "a4w4_blockscale", "a16w4_blockscale", "a16wn") for shape in ops()[op].examples]
+EXAMPLES = [shape for op in ("fmoe", "a4w4_blockscale", "a16w4_blockscale") for shape in ops()[op].examples]
+#: One row and five of each weight-only format, with ragged N.
+WEIGHTS = [
+    Shape("a16wn", m, 264, 2176, dtype, dtype, scale="block", extra={"w_format": name, "w_group": max(form.groups)})
+    for name, form in FORMATS.items()
+    for m, dtype in ((1, "bf16"), (5, "fp16"))
+]
 #: Without quantisation, with one scale a tensor, with block scales, with mxfp4: a few tokens each.
 ROUTED = [MOE[2], MOE[6], MOE[11], MOE[14]]
 
@@ -174,9 +183,9 @@ def _split_solution(shape: Shape, device: Device) -> Solution:
     return next(solution for solution in family_of(shape.op).enumerate_solutions(shape, device) if solution.split_k > 1)
 
 
-def _faults(shapes: list[Shape], device: Device, least: int) -> list[str]:
-    """Launch every solution of shapes twice; return a line for each that is wrong, differs, or is
-    missing.
+def _faults(shapes: list[Shape], device: Device, least: int, start: str = "") -> list[str]:
+    """Launch every solution of shapes twice, or the first whose name begins with *start*; return a
+    line for each that is wrong, differs, or is missing.
     """
     faults = []
     for shape in shapes:
@@ -184,7 +193,8 @@ def _faults(shapes: list[Shape], device: Device, least: int) -> list[str]:
             continue
         operands, ran = _operands(shape, device), 0
         plain = tuple(map(plain_weight, operands))
-        for solution in family_of(shape.op).enumerate_solutions(shape, device):
+        listed = family_of(shape.op).enumerate_solutions(shape, device)
+        for solution in itertools.islice((each for each in listed if each.kernel_name.startswith(start)), 1 if start else None):
             try:
                 launcher = launch.bind(solution, shape, device)
             except OutOfResources:
@@ -229,12 +239,15 @@ class TestOnGpu:
         """Return the first GPU."""
         return device_of(0)
 
-    @pytest.mark.parametrize(
-        ("shapes", "least"), [(SHAPES, 10), (SCALED, 10), (EXAMPLES, 1)], ids=["plain", "scaled", "fmoe and decoded weights"]
-    )
+    @pytest.mark.parametrize(("shapes", "least"), [(SHAPES, 10), (SCALED, 10), (EXAMPLES, 1)], ids=["plain", "scaled", "fmoe and mxfp4"])
     def test_every_enumerated_solution_is_right_and_repeats_its_bits(self, shapes: list[Shape], least: int, device: Device) -> None:
         """Each solution matches the reference and gives equal bits twice."""
         assert not _faults([shape for shape in shapes if shape.m], device, least)
+
+    @pytest.mark.parametrize("start", ["wn_", "wnv_"])
+    def test_the_first_solution_of_a_weight_only_format_is_right(self, start: str, device: Device) -> None:
+        """Vector units for one row and matrix units for five match the reference and repeat their bits."""
+        assert not _faults([shape for shape in WEIGHTS if (shape.m == 1) is (start == "wnv_")], device, 1, start)
 
     def test_specialised_warps_and_shared_tiles_are_right_over_several_tiles(self, device: Device) -> None:
         """One and two consumers, and fewer, as many and more tiles than multiprocessors, give equal

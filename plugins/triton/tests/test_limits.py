@@ -37,8 +37,6 @@ CASES = [
     (MOE[6], "sm_80", "fp8"),
     (ops()["a16w4_blockscale"].examples[2], "sm_90", "range"),
     (attrs.evolve(ops()["a4w4_blockscale"].examples[0], layout="aiter32x16"), "sm_90", "layout"),
-    (_weight("gptq_int4_order", 128), "sm_90", "index"),
-    (_weight("gptq_int4_zp_order", 64), "gfx942", "index"),
     (_weight("nvfp4", 16), "sm_80", "e4m3"),
     (_weight("int8_channel"), "gfx1201", "registers"),
     (attrs.evolve(_weight("int8_channel"), layout="aiter16x16"), "sm_90", "layout"),

@@ -13,9 +13,8 @@ import pytest
 from tunedgemm.plugin import PluginError
 from tunedgemm_triton.families import family_of
 from tunedgemm_triton.moe import names as moe
-from tunedgemm_triton.mx import names as mx
 from tunedgemm_triton.names import REVISIONS, Gemm, Gemv, Streamk, Tma
-from tunedgemm_triton.wn import names as wn
+from tunedgemm_triton.packed.names import Mx, Wn, Wnv
 
 KERNELS = Path(str(find_spec("tunedgemm_triton").origin)).parent / "kernels"  # type: ignore[union-attr]
 
@@ -30,8 +29,8 @@ EVERY_FIELD: dict[str, list[Any]] = {
         Tma(128, 128, 64, 8, 4, 3, False, True),
         Streamk(128, 128, 64, 8, 4, 3),
     ],
-    "a4w4_blockscale": [mx.Mx(64, 128, 256, 8, 4, 3, True, True), mx.Mx(16, 32, 64, 1, 2, 5)],
-    "a16wn": [wn.Wn(64, 128, 256, 8, 4, 3, True), wn.Wn(16, 32, 32, 1, 2, 5)],
+    "a4w4_blockscale": [Mx(64, 128, 256, 8, 4, 3, True, True), Mx(16, 32, 64, 1, 2, 5)],
+    "a16wn": [Wn(64, 128, 256, 8, 4, 3, True), Wn(16, 32, 32, 1, 2, 5), Wnv(2, 4, 1024, 8, 16)],
     "fmoe": [moe.Moe(64, 8, *_TILES, *(flag == index for flag in range(3))) for index in range(3)],
 }
 
@@ -63,10 +62,11 @@ def test_an_unknown_name_is_an_error_with_a_reason() -> None:
         ("fmoe", "moe_r1_m16g1_n64k128w4s9_n64k128w4s3", "stages must be in 1..8"),
         ("a4w4_blockscale", "mx_r1_m64n128k128_g8_w4s9", "stages must be in 1..8"),
         ("a4w4_blockscale", "mx_r99_m64n128k128_g8_w4s3", "revision must be 1"),
-        ("a4w4_blockscale", "mx_r1_m64n128k32_g8_w4s3", "power of two"),
+        ("a4w4_blockscale", "mx_r1_m64n128k16_g8_w4s3", "power of two"),
         ("a4w4_blockscale", "mx_r1_m64n128k128_g8_w4s3_x", "names look like"),
         ("a16wn", "wn_r1_m64n128k16_g8_w4s3", "power of two"),
         ("a16wn", "wn_r99_m64n128k128_g8_w4s3", "revision must be 1"),
+        ("a16wn", "wnv_r1_m8n4k1024u1_w4", "power of two in 1..4"),
     ]
     for op, name, reason in cases:
         with pytest.raises(PluginError, match=reason):
@@ -83,7 +83,8 @@ SOURCES = {
     "tma_halves": (REVISIONS["tma_halves"], "d92146e5dff76959", ("arrival.py", "tile.py", "persistent.py", "halves.py")),
     "streamk": (REVISIONS["streamk"], "3813768fbe7f6958", ("arrival.py", "tile.py", "gemm.py", "streamk.py")),
     "mx": (REVISIONS["mx"], "9edf0b62be453f64", ("mx.py", *_SHARED)),
-    "wn": (REVISIONS["wn"], "58377ecfe81fc44c", ("wn.py", *_SHARED)),
+    "wn": (REVISIONS["wn"], "721c43b23e8b9347", ("wn.py", *_SHARED)),
+    "wnv": (REVISIONS["wnv"], "611495f0d0d67a65", ("wnv.py", "wn.py", *_SHARED)),
     "moe": (REVISIONS["moe"], "603759527a5ac66f", ("mx.py", "moe.py", "moe_quantise.py", "moe_sort.py", *_SHARED)),
 }
 

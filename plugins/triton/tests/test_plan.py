@@ -11,9 +11,9 @@ from tunedgemm.tools.tables import ops
 from tunedgemm_triton import moe
 from tunedgemm_triton.families import FAMILIES, family_of
 from tunedgemm_triton.moe.names import parse_name
-from tunedgemm_triton.mx.names import Mx
 from tunedgemm_triton.names import Gemm
 from tunedgemm_triton.names import parse_name as parse_dense
+from tunedgemm_triton.packed.names import Mx
 from tunedgemm_triton.plan import plan_of
 from tunedgemm_triton.resources import partial_bytes
 

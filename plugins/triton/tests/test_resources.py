@@ -56,6 +56,10 @@ UNFIT = [
     ("moe_r1_m16g1_n64k256w4s2_n64k64w4s2", 1, MOE[11], "sm_90", "cannot be longer"),
     ("wn_r1_m16n64k128_g1_w4s4_t", 1, INT4, "sm_90", "a part of a group of 64, whose sums are scaled (got 128)"),
     ("wn_r1_m16n64k64_g1_w4s4_t", 9, INT4, "sm_90", "fewer than splitK=9 steps of 64"),
+    ("wnv_r1_m1n32k4u1_w4", 1, INT4, "sm_90", "a thread must have a word of 8 codes"),
+    ("wnv_r1_m1n128k32u16_w4", 1, INT4, "sm_90", "128 elements of a thread's reads must divide the group (got 64)"),
+    ("wnv_r1_m1n4k2048u1_w1", 1, attrs.evolve(INT4, extra={"w_format": "ct_int4", "w_group": 64}), "sm_90", "2 to 16 bytes of ct_int4"),
+    ("wnv_r1_m1n4k1024u1_w1", 1, attrs.evolve(INT4, k=528, extra={"w_format": "nvfp4", "w_group": 16}), "sm_90", "32 elements of a thread"),
     ("moe_r1_m16g1_n64k64w4s2_n64k64w4s2", 3, MOE[0], "sm_90", "fewer than splitK"),
 ]
 
@@ -78,3 +82,16 @@ def test_padding_of_decoded_products_counts() -> None:
     family, shape = family_of("a16wn"), attrs.evolve(INT4, m=1024, n=4096, k=4096, extra={"w_format": "gptq_int4", "w_group": 128})
     tiles = [family.parse_name(f"wn_r1_m{rows}n128k128_g8_w8s2") for rows in (256, 128)]
     assert [family.fits(tile, 1, shape, Device("gfx950", 256)) for tile in tiles] == [False, True]
+
+
+def test_kernels_that_spill_are_left_out() -> None:
+    """Numbers of zero points for 16 reads, and scales of 64 elements a thread, spill on sm_90; half
+    as many fit.
+    """
+    family, device = family_of("a16wn"), Device("sm_90", 132)
+    for name, spilling, fitting in (
+        ("gptq_int4_zp", "wnv_r1_m1n128k32u16_w4", "wnv_r1_m1n128k32u4_w4"),
+        ("gptq_int4_order", "wn_r1_m16n128k64_g1_w4s6_t", "wn_r1_m16n64k64_g1_w4s6_t"),
+    ):
+        shape = attrs.evolve(INT4, m=1, n=4096, k=4096, extra={"w_format": name, "w_group": 128})
+        assert [family.fits(family.parse_name(kernel), 1, shape, device) for kernel in (spilling, fitting)] == [False, True]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from typing import Any
 
+import attrs
 from tunedgemm.plugin import Device, Shape, Solution
 from tunedgemm.tools.launching import ARCHITECTURES
 from tunedgemm.tools.tables import ops
 from tunedgemm_triton import tiles
+from tunedgemm_triton.cost import packed_us
 from tunedgemm_triton.families import DENSE, FAMILIES, family_of, unsupported
 from tunedgemm_triton.names import Tma, parse_name
 from tunedgemm_triton.space import MOST
@@ -102,6 +106,41 @@ def test_neighbours_of_plans_are_distinct() -> None:
         assert len(set(near)) == len(near) >= 5
         assert first not in near
         assert not list(family.refine(Solution("triton", "sol0"), shape, H200))
+
+
+def _int4(m: int, n: int = 4096, k: int = 4096) -> Shape:
+    return Shape("a16wn", m, n, k, scale="block", extra={"w_format": "gptq_int4", "w_group": 128})
+
+
+def _parsed(solution: Solution) -> tuple[Any, int]:
+    return family_of("a16wn").parse_name(solution.kernel_name), max(solution.split_k, 1)
+
+
+def _first(shape: Shape) -> tuple[Any, int]:
+    """Return the first listed kernel of a weight-only format and its parts of K."""
+    return _parsed(next(iter(family_of("a16wn").enumerate_solutions(shape, H200))))
+
+
+def test_predicted_times_of_weights_alone_grow_with_the_product() -> None:
+    """The best prediction does not fall with M, N or K."""
+    family = family_of("a16wn")
+    for field, sizes in (("m", (1, 2, 4, 16, 64, 256, 1024)), ("n", (512, 2048, 8192, 32768)), ("k", (512, 2048, 8192))):
+        best = []
+        for shape in (attrs.evolve(_int4(1), **{field: size}) for size in sizes):
+            best.append(min(packed_us(*_parsed(each), shape, H200) for each in family.enumerate_solutions(shape, H200)))
+        assert all(later > 0.99 * earlier for earlier, later in itertools.pairwise(best)), (field, best)
+
+
+def test_few_columns_are_split_further() -> None:
+    """The fewer tiles along N, the more parts of K the first tile has; a wide weight is not split."""
+    parts = [_first(_int4(16, n))[1] for n in (1024, 4096, 32768)]
+    assert parts == sorted(parts, reverse=True)
+    assert parts[0] > parts[-1] == 1
+
+
+def test_vector_units_come_first_for_one_row_alone() -> None:
+    """One row of a large weight is multiplied on the vector units, 16 rows on the matrix units."""
+    assert [_first(_int4(m, 28672))[0].family for m in (1, 16)] == ["wnv", "wn"]
 
 
 def test_a_group_larger_than_the_tiles_makes_no_other_solution() -> None:

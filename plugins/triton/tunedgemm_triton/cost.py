@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterable
 
 from tunedgemm.plugin import Device, Shape
-from tunedgemm.tools.launching import ARCHITECTURES, unit_peak_over
+from tunedgemm.tools.launching import ARCHITECTURES, format_of, unit_peak_over
 
 from tunedgemm_triton.limits import batches_of, width_of
 from tunedgemm_triton.names import Gemm, KernelConfig, Tma
+from tunedgemm_triton.packed import resources as packed
+from tunedgemm_triton.packed.names import Packed, Wnv
 from tunedgemm_triton.resources import ceil_div, registers, resident, shared_bytes, tiles_of
 
 # Rates of `hopper_us`, fitted to 13964 times of 195 products on an H100, M = 16 to 4096;
@@ -30,6 +32,11 @@ _STORED, _MEETING, _ADDED = 2.2e-4, 1.17, 3.5e-4
 _REGISTERS, _OTHERS = 1 << 16, 80
 #: Order of the norm that combines bounds which overlap in part.
 _TOGETHER = 8.0
+#: Operations of vector units in a cycle of a multiprocessor, and those that make a number of a code
+#: in `wnv`, by sm_90's code; in `wn`, a guess.
+_VECTOR, _DECODE, _DECODE_TILE = 128, {"native": 2.5, "integer": 3.5, "e2m1": 7.0}, 6.0
+#: The same of an element that is scaled by itself, with its loads; of a load, a guess.
+_SCALE_ELEMENT, _LOAD = 12.0, 8.0
 
 
 def useful_splits(splits: Iterable[int], tiles: int, steps: int, least: int, device: Device) -> list[int]:
@@ -80,6 +87,33 @@ def hopper_us(kernel: Gemm | Tma, split: int, shape: Shape, device: Device) -> f
     met = _MEETING + _ADDED * split * tiles * a * b / device.cu_num if split > 1 else 0.0
     bounds = _bound(busy, tiles * split * steps * stage / _L2, moved / _MEMORY)
     return bounds * (_EIGHT_WARPS if kernel.warps == 8 and a < 128 else 1.0) + met
+
+
+def packed_us(kernel: Packed, split: int, shape: Shape, device: Device) -> float:
+    """Predict the microseconds of a product of a weight-only format, to order kernels.
+
+    Rates are Hopper's. A program decodes its part of the weight, and other rows of tiles repeat it.
+    The loads in flight of all programs limit the rate of the memory.
+    """
+    form, tiles = format_of(shape), packed.tiles_of(kernel, shape)
+    k = ceil_div(packed.steps_of(kernel, shape), split) * packed.step_of(kernel, shape)
+    codes, indexed = kernel.block_n * k, _SCALE_ELEMENT * packed.has_index(shape)
+    programs, threads = tiles * split, 32 * kernel.warps
+    each = ceil_div(programs, device.cu_num)
+    held = min(each, 2048 // threads, ARCHITECTURES[device.gfx].shared_bytes // packed.shared_bytes(kernel, shape, device))
+    if isinstance(kernel, Wnv):
+        operations = _DECODE[packed.kind_of(form)] + kernel.block_m + indexed + _LOAD / packed.codes_of(kernel, shape, device)
+        busy = codes * operations / _VECTOR
+        held = max(min(held, _REGISTERS // (threads * (packed.vector_registers(kernel, shape, device) + _OTHERS // 2))), 1)
+    else:
+        side = max(kernel.block_m, 16) * (1 + packed.has_index(shape))
+        busy = _bound(codes * (_DECODE_TILE + indexed) / _VECTOR, 2 * codes * side / _OPERATIONS)
+    flight = min(packed.flight_bytes(kernel, shape, device), codes * form.bits // 8)
+    read = form.stored_bits(shape) / 8 * each * device.cu_num / max(programs, device.cu_num)  # as the last wave is as long as others
+    rate = min(_MEMORY, min(held * device.cu_num, programs) * flight / _LATENCY)
+    moved = 2 * shape.m * (shape.k + shape.n) / _MEMORY + tiles * shape.k * kernel.block_m * 2 / _L2
+    met = _MEETING + _ADDED * split * tiles * kernel.block_m * kernel.block_n / device.cu_num if split > 1 else 0.0
+    return _bound(each * busy / _CYCLES_A_US, read / rate) + moved + met + ceil_div(each, held) * _LATENCY + _LAUNCH
 
 
 def _bound(*times: float) -> float:

@@ -15,15 +15,11 @@ from tunedgemm_triton.moe import names as moe_names
 from tunedgemm_triton.moe import plan as moe_plan
 from tunedgemm_triton.moe import resources as moe_resources
 from tunedgemm_triton.moe import space as moe_space
-from tunedgemm_triton.mx import names as mx_names
-from tunedgemm_triton.mx import plan as mx_plan
-from tunedgemm_triton.mx import resources as mx_resources
-from tunedgemm_triton.mx import space as mx_space
+from tunedgemm_triton.packed import names as packed_names
+from tunedgemm_triton.packed import plan as packed_plan
+from tunedgemm_triton.packed import resources as packed_resources
+from tunedgemm_triton.packed import space as packed_space
 from tunedgemm_triton.plan import LaunchPlan
-from tunedgemm_triton.wn import names as wn_names
-from tunedgemm_triton.wn import plan as wn_plan
-from tunedgemm_triton.wn import resources as wn_resources
-from tunedgemm_triton.wn import space as wn_space
 
 
 @attrs.frozen
@@ -95,16 +91,16 @@ def _family(limits_: Any, names_: Any, resources_: Any, space_: Any, plan_: Any)
 
 DENSE = attrs.evolve(_family(limits, names, resources, space, plan), order_of=sums.order_of)
 MOE = _family(moe_resources, moe_names, moe_resources, moe_space, moe_plan)
-MX = _family(mx_resources, mx_names, mx_resources, mx_space, mx_plan)
-WN = _family(wn_resources, wn_names, wn_resources, wn_space, wn_plan)
+WN = _family(packed_resources, packed_names, packed_resources, packed_space, packed_plan)
+MX = attrs.evolve(WN, parse_name=packed_names.parse_mx)
 
 #: Op -> its family.
-FAMILIES = {**dict.fromkeys(limits.OPS, DENSE), moe_names.OP: MOE, **dict.fromkeys(mx_names.OPS, MX), wn_names.OP: WN}
+FAMILIES = {**dict.fromkeys(limits.OPS, DENSE), moe_names.OP: MOE, **dict.fromkeys(packed_names.OPS, MX), packed_names.OP: WN}
 _WITHOUT_FP8 = tuple(op for op in FAMILIES if not op.startswith("a8w8_blockscale"))
 _NEEDS = "Triton 3.6 or newer, which torch 2.10 and newer have"
 #: Ops of 16-bit activations and a decoded weight, and the matrix instructions whose kernels decode
 #: it, apart from Hopper's.
-_DECODED = ("a16w4_blockscale", wn_names.OP)
+_DECODED = ("a16w4_blockscale", packed_names.OP)
 _WIDE = ("mma", "tcgen05", "mfma")
 
 

@@ -23,8 +23,8 @@ from tunedgemm.tools.tables import KernelName
 
 LIBTYPE = "triton"
 #: Raise a family's number whenever its source changes what a name means or its speed.
-REVISIONS = {"gemv": 1, "gemm": 1, "tma": 1, "tma_halves": 2, "streamk": 1, "mx": 1, "moe": 1, "wn": 1}
-_TILE = "_r{revision}_m{block_m}n{block_n}k{block_k}_g{group_m}_w{warps}s{stages}"
+REVISIONS = {"gemv": 1, "gemm": 1, "tma": 1, "tma_halves": 2, "streamk": 1, "mx": 1, "moe": 1, "wn": 1, "wnv": 1}
+TILE = "_r{revision}_m{block_m}n{block_n}k{block_k}_g{group_m}_w{warps}s{stages}"
 
 
 def power(low: int, high: int) -> Any:
@@ -112,7 +112,7 @@ class Gemm(Kernel):
     """
 
     family: ClassVar[str] = "gemm"
-    form: ClassVar[KernelName] = KernelName(f"gemm{_TILE}[_t?swap][_i{{nonkdim}}][_p{{kpack=1}}][_e{{waves}}][_c?stream]", "revision")
+    form: ClassVar[KernelName] = KernelName(f"gemm{TILE}[_t?swap][_i{{nonkdim}}][_p{{kpack=1}}][_e{{waves}}][_c?stream]", "revision")
     block_m: int = power(16, 256)
     block_n: int = power(16, 256)
     block_k: int = power(16, 512)
@@ -131,7 +131,7 @@ class Tma(Kernel):
     """Persistent kernel fed by tensor descriptors."""
 
     family: ClassVar[str] = "tma"
-    form: ClassVar[KernelName] = KernelName(f"tma{_TILE}[_t?swap][_ws?specialize]", "revision")
+    form: ClassVar[KernelName] = KernelName(f"tma{TILE}[_t?swap][_ws?specialize]", "revision")
     block_m: int = power(16, 256)
     block_n: int = power(16, 256)
     block_k: int = power(16, 256)
@@ -147,7 +147,7 @@ class Streamk(Kernel):
     """Tile product whose last tiles all programs share, in equal numbers of steps along K."""
 
     family: ClassVar[str] = "streamk"
-    form: ClassVar[KernelName] = KernelName(f"streamk{_TILE}", "revision")
+    form: ClassVar[KernelName] = KernelName(f"streamk{TILE}", "revision")
     block_m: int = power(16, 256)
     block_n: int = power(16, 256)
     block_k: int = power(16, 256)

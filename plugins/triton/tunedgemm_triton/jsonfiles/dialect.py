@@ -15,8 +15,8 @@ from tunedgemm_triton.jsonfiles import entries
 from tunedgemm_triton.jsonfiles.entries import Entry
 from tunedgemm_triton.jsonfiles.files import Sizes
 from tunedgemm_triton.moe.names import OP as MOE_OP
-from tunedgemm_triton.mx.names import OPS as MX_OPS
 from tunedgemm_triton.names import LIBTYPE
+from tunedgemm_triton.packed.names import OPS as MX_OPS
 
 #: Op -> tag, the kernel's name in the names of its files, as in AITER's.
 TAGS = {

@@ -20,9 +20,9 @@ from tunedgemm_triton.families import family_of
 from tunedgemm_triton.limits import OPS
 from tunedgemm_triton.moe.names import OP as MOE_OP
 from tunedgemm_triton.moe.names import Moe, Tile
-from tunedgemm_triton.mx.names import Mx
-from tunedgemm_triton.mx.resources import decodes
 from tunedgemm_triton.names import Gemm
+from tunedgemm_triton.packed.names import Mx
+from tunedgemm_triton.packed.resources import decodes
 from tunedgemm_triton.resources import ceil_div, has_idle_part, packs, step_of
 
 Entry = Mapping[str, Any]

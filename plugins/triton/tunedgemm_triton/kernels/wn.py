@@ -130,12 +130,12 @@ def _tile(at, n, k, rows, columns, IS_KN: tl.constexpr, EVEN_K: tl.constexpr):
 
 @triton.jit
 def wn(
-    x, weight, w_scale, w_zeros, w_global_scale, bias, out, partial, counters, M, N, K,
+    x, weight, w_scale, w_zeros, w_index, w_global_scale, bias, out, partial, counters, M, N, K,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SWAP: tl.constexpr,
     SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr, UPCAST: tl.constexpr,
     IS_KN: tl.constexpr, ALONG_N: tl.constexpr, PER: tl.constexpr, BITS: tl.constexpr, ORDER: tl.constexpr,
     VALUES: tl.constexpr, ZERO: tl.constexpr, ADDED: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
-    SCALED: tl.constexpr, POWER: tl.constexpr, HAS_GLOBAL: tl.constexpr,
+    SCALED: tl.constexpr, POWER: tl.constexpr, HAS_GLOBAL: tl.constexpr, HAS_INDEX: tl.constexpr,
 ):  # fmt: skip
     """Compute out[M, N] = x[M, K] @ decoded(weight).T (+ bias[N]).
 
@@ -143,7 +143,9 @@ def wn(
     VALUES are ``native``, ``e2m1`` or ``integer``: code minus ZERO, or where ADDED is not negative
     minus its zero point, which is a stored one plus ADDED. GROUP elements of K and ROWS rows share
     a scale; 0 for all. SCALED is what it multiplies: the ``weight`` where that is exact, a group's
-    ``sums``, or the ``row``'s. BLOCK_K is whole groups, or with ``sums`` a part of one.
+    ``sums``, the ``row``'s, or an ``element`` of the weight. BLOCK_K is whole groups, or with
+    ``sums`` a part of one. HAS_INDEX: w_index has the group of each element of K. A scaled element
+    is two numbers of the dtype of x, whose sum is exact.
     """
     tile, part = tl.program_id(0), tl.program_id(1)
     tile_m, tile_n = tile_of(tile, tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
@@ -161,7 +163,7 @@ def wn(
         weight += of_k.to(tl.int64)[None, :] * rows + of_n[:, None]
     else:
         weight += within(of_n, rows).to(tl.int64)[:, None] * columns + of_k[None, :]
-    count: tl.constexpr = BLOCK_K // GROUP if GROUP > 0 and BLOCK_K > GROUP else 1
+    count: tl.constexpr = BLOCK_K if HAS_INDEX else BLOCK_K // GROUP if GROUP > 0 and BLOCK_K > GROUP else 1
     groups = K // GROUP if GROUP > 0 else 1
     owner = n if ROWS == 1 else n // ROWS if ROWS > 0 else n * 0
     owners = tl.cdiv(N, ROWS) if ROWS > 0 else 1
@@ -171,7 +173,12 @@ def wn(
     for block in range(part * each, tl.minimum(part * each + each, blocks)):
         at = block * BLOCK_K
         to = (at // per_k).to(tl.int64) * rows if IS_KN else at // per_k
-        group = (at // GROUP if GROUP > 0 else 0) + tl.arange(0, count)
+        if HAS_INDEX:
+            group = tl.load(w_index + at + k, mask=at + k < K, other=0)
+            known = (group >= 0) & (group < groups)
+            group = tl.where(known, group, 0)
+        else:
+            group = (at // GROUP if GROUP > 0 else 0) + tl.arange(0, count)
         if EVEN_K:
             a = tl.load(x + at)
         else:
@@ -186,7 +193,13 @@ def wn(
             if SCALED == "weight":
                 w *= _scales(tl.load(w_scale + _at(owner, group, owners, groups, IS_KN)), dtype, POWER, UPCAST)[:, :, None]
             w = tl.reshape(w, [BLOCK_N, BLOCK_K])
-        if SCALED == "sums":
+        if SCALED == "element":
+            by_k = tl.load(w_scale + _at(owner, group, owners, groups, IS_KN)).to(tl.float32)
+            exact = w.to(tl.float32) * tl.where(known[None, :], by_k, float("nan"))
+            high = exact.to(dtype)
+            acc = product(a, high, acc, SWAP, 0, UPCAST)
+            acc = product(a, (exact - high.to(tl.float32)).to(dtype), acc, SWAP, 0, UPCAST)
+        elif SCALED == "sums":
             by_n = _scales(tl.load(w_scale + _at(owner, group, owners, groups, IS_KN)), tl.float32, POWER, UPCAST)
             sums = product(a, w, zeros(BLOCK_M, BLOCK_N, SWAP, tl.float32), SWAP, 0, UPCAST)
             acc += sums * (by_n if SWAP else by_n.T)

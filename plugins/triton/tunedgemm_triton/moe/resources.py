@@ -8,7 +8,7 @@ from tunedgemm.tools.launching import ARCHITECTURES, dtype_bits, unusual_experts
 from tunedgemm_triton import installed
 from tunedgemm_triton.limits import MAX_GRID_YZ, MAX_TILES, unsupported_fp8
 from tunedgemm_triton.moe.names import Moe, Tile
-from tunedgemm_triton.mx.resources import decodes, scaled_rows
+from tunedgemm_triton.packed.resources import decodes, scaled_rows
 from tunedgemm_triton.resources import ceil_div, has_idle_part
 
 #: Most experts that the sort counts in one program.

@@ -11,7 +11,7 @@ from tunedgemm.tools.launching import ARCHITECTURES, dtype_bits
 
 from tunedgemm_triton.moe.names import Moe, Tile
 from tunedgemm_triton.moe.resources import pairs_of, rows_of, scale_of, tiles_of
-from tunedgemm_triton.mx.resources import decodes
+from tunedgemm_triton.packed.resources import decodes
 from tunedgemm_triton.resources import ceil_div
 from tunedgemm_triton.tiles import neighbours as steps
 

@@ -1,1 +1,0 @@
-"""Serve products of weights in the core's weight-only formats (`a16wn`)."""
