@@ -2,7 +2,8 @@
 
 Field ``w_format`` of the shape names the weight's format (`tunedgemm.ops.weight_formats`), and
 ``w_group`` the elements of K that share a scale, 0 for the whole row. Weights, scales and zero
-points are as checkpoints store them. A global scale multiplies the float32 accumulator.
+points are as checkpoints store them, or in a layout of `tunedgemm.ops.repacked`. A global scale
+multiplies the float32 accumulator.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import quantised
 from tunedgemm.ops.domain import Domain
 from tunedgemm.ops.hot import hot, public
-from tunedgemm.ops.layout import plain_layout
+from tunedgemm.ops.layout import layout_of
 from tunedgemm.ops.op import unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product
-from tunedgemm.ops.schema import BIAS, MNK, Dtype, Schema, Size, Word
+from tunedgemm.ops.repacked import PACKINGS, kind_of, misfit, stored_as
+from tunedgemm.ops.schema import BIAS, MNK, Column, Dtype, Schema, Size, Word
 from tunedgemm.ops.weight_formats import FORMAT, FORMATS, GROUP, WeightFormat, format_named, format_of
 from tunedgemm.shape import Shape
 
@@ -37,7 +39,7 @@ _SCHEMA = Schema(
         Word(FORMAT, FORMAT, None, allowed=lambda _: tuple(FORMATS)),
         Size(GROUP, GROUP),
     ),
-    own=(quantised.OUTDTYPE, BIAS),
+    own=(Column("layout", "layout", "row"), quantised.OUTDTYPE, BIAS),
 )
 _example = quantised.example_of(_SCHEMA)
 
@@ -57,12 +59,13 @@ def _shape_of(  # noqa: PLR0913 - the op's operands
     form = format_named(w_format)
     quantised.check_dtype(NAME, "x", x, _DTYPES)
     quantised.check_dtype(NAME, "weight", weight, form.dtypes)
-    layout, dtype = plain_layout(NAME, weight), short_dtype(x.dtype)
+    layout, dtype = layout_of(NAME, weight), short_dtype(x.dtype)
     n, k = _sizes(form, x, weight)
+    form = stored_as(form, layout)
     group = _group(form, n, k, w_scale)
     scales = (form.scale_sizes(n, k, group), *(((1,),) if form.rows == 0 else ()))
     _check(form, x, "w_scale", w_scale, scales, form.scale or (dtype,))
-    _check(form, x, "w_zeros", w_zeros, (form.zero_sizes(n, k, group),) if form.zeros is not None else (), form.dtypes)
+    _check(form, x, "w_zeros", w_zeros, (form.zero_sizes(n, k, group),) if form.zeros is not None else (), form.dtypes or (dtype,))
     _check(form, x, "w_index", w_index, ((k,),) if form.has_index else (), ("int32",))
     _check(form, x, "w_global_scale", w_global_scale, ((), (1,)) if form.has_global else (), ("fp32",))
     bias_dtype = quantised.bias_dtype_of(NAME, bias, n, x.device)
@@ -166,7 +169,7 @@ def _problem(shape: Shape) -> str:
     if size % form.per:
         return f"{name} must be a multiple of {form.per}, which share an element (got {name}={size})"
     least = form.per if form.is_kn else 0  # else `_fake` could not tell the weight's orientation
-    return f"K must be more than {least} (got K={shape.k})" if shape.k <= least else ""
+    return f"K must be more than {least} (got K={shape.k})" if shape.k <= least else misfit(shape)
 
 
 def _canonical(shape: Shape) -> Shape:
@@ -180,6 +183,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
     """Draw normal x [m, k], a quantised weight, and the shape's bias [n]."""
     import torch
 
+    from tunedgemm.ops.formats.repacked import repack_weight
     from tunedgemm.ops.formats.weight_only import quantise
 
     generator = torch.Generator(device).manual_seed(seed)
@@ -190,6 +194,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
         groups = torch.arange(shape.k, device=device, dtype=torch.int32) // (group or shape.k)
         index = groups[torch.randperm(shape.k, generator=generator, device=device)]
     stored = quantise(form.name, values, group, dtype=dtype, index=index)
+    stored = stored if shape.layout == "row" else repack_weight(stored, form.name, shape.layout, dtype)
     bias = quantised.draw_bias(shape, generator)
     operands = (x, stored.weight, stored.w_scale, stored.w_zeros, stored.w_index, stored.w_global_scale, *bias)
     while operands[-1] is None:
@@ -199,19 +204,21 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
     """Compute the exact product with the decoded weight, its global scale and the bias."""
-    from tunedgemm.ops.formats.weight_only import Weight, decode
+    from tunedgemm.ops.formats.repacked import decoded
+    from tunedgemm.ops.formats.weight_only import Weight
 
-    x, weight, bias = operands[0], Weight(*operands[1:6]), operands[6] if shape.bias else None
+    x, bias = operands[0], operands[6] if shape.bias else None
     wide = exact_dtype(shape.m, shape.n, shape.k)
-    out = exact_product(x.reshape(shape.m, shape.k), decode(format_of(shape), weight, wide), wide)
-    out = out if weight.w_global_scale is None else out.mul_(weight.w_global_scale.to(wide))
+    values, factor = decoded(shape, Weight(*operands[1:6]), wide)
+    out = exact_product(x.reshape(shape.m, shape.k), values, wide)
+    out = out if factor is None else out.mul_(factor.to(wide))
     return out if bias is None else out.add_(bias.to(wide).reshape(1, -1))
 
 
 def _bytes_moved(shape: Shape) -> int:
     """Count the bytes of each operand and the output once."""
     of_bytes = 8 * shape.n * shape.k  # counted by `quantised.bytes_moved`, which knows no other sizes
-    return quantised.bytes_moved(shape, format_of(shape).stored_bits(shape) - of_bytes, "uint8")
+    return quantised.bytes_moved(shape, stored_as(format_of(shape), shape.layout).stored_bits(shape) - of_bytes, "uint8")
 
 
 def _fake(x: torch.Tensor, weight: torch.Tensor, w_scale: torch.Tensor, *_: Any, otype: torch.dtype | None = None) -> torch.Tensor:
@@ -268,8 +275,18 @@ def _examples() -> tuple[Shape, ...]:
         for m, dtype, groups in ((1, "bf16", form.groups), (5, "fp16", form.groups[-1:]))
         for group in groups
     ]
+    repacked = [
+        _example(3, 128, 256, w_format=name, w_group=str(form.groups[-1]), layout=layout)
+        for layout, packing in PACKINGS.items()
+        for name, form in FORMATS.items()
+        if kind_of(form) in packing.kinds
+    ]
     return (
         *grouped,
+        *repacked,
+        _example(5, 192, 128, w_format="gptq_int4_zp", w_group="32", layout="marlin", x_dtype="fp16", outdtype="fp16"),
+        _example(2, 128, 192, w_format="ct_int4_zp", w_group="64", layout="machete", x_dtype="fp16", outdtype="fp32", bias="True"),
+        _example(4, 64, 256, w_format="nvfp4", w_group="16", layout="marlin", x_dtype="fp16", outdtype="fp16", bias="True"),
         _example(33, 130, 96, w_format="gptq_int4", w_group="32", outdtype="fp32"),
         _example(7, 257, 256, w_format="ct_int4_zp", w_group="128", bias="True"),  # odd N
         _example(6, 131, 256, w_format="gptq_int4_zp_order", w_group="64", x_dtype="fp16", bias="True"),
@@ -292,7 +309,7 @@ op = quantised.product_op(
     bytes_moved=_bytes_moved,
     fake=_fake,
     fields=lambda shape: {FORMAT: shape[FORMAT]},
-    problem=Domain(_DTYPES, quantised.OUTDTYPES, quantised.BIAS_DTYPES, ("block",), extra=(FORMAT, GROUP), further=_problem).problem,
+    problem=Domain(_DTYPES, quantised.OUTDTYPES, quantised.BIAS_DTYPES, ("block",), "own", extra=(FORMAT, GROUP), further=_problem).problem,
     canonical=_canonical,
     unbiased=unbiased,
     weight_dtype=lambda shape: format_of(shape).dtypes[0],

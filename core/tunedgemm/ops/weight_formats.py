@@ -79,7 +79,7 @@ class WeightFormat:
         """Return the bits of the weight, its scales, zero points, index and global scale."""
         n, k, groups = shape.n, shape.k, shape.k // (int(shape[GROUP]) or shape.k)
         scales = (-(-n // self.rows) if self.rows else 1) * groups * _SCALE_BITS[(*self.scale, "")[0]]
-        zeros = 0 if self.zeros is None else n * groups * self.bits
+        zeros = 0 if self.zeros is None else n * groups * (self.bits if self.dtypes else _SCALE_BITS[""])
         return n * k * self.bits + scales + zeros + 32 * (self.has_index * k + self.has_global)
 
 

@@ -17,6 +17,7 @@ import torch
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, plain_weight, shuffle_weight
 from tunedgemm.ops.formats.tensor_bytes import fingerprint, overwrite, raw
+from tunedgemm.ops.layout import REPACKED
 from tunedgemm.ops.moe import local_routing
 from tunedgemm.ops.moe_words import BLOCK_ROWS
 from tunedgemm.ops.op import Op
@@ -150,9 +151,11 @@ class StandardOperands:
 
     def _fill(self, place: int, operand: torch.Tensor) -> None:
         """Overwrite an operand by values of its place, row and column."""
-        target = operand.view(torch.uint8) if operand.dtype == torch.int32 else plain_weight(operand)
+        plain = plain_weight(operand)
+        target = plain.view(torch.uint8) if operand.dtype == torch.int32 else plain
         name, memory = self.op.operands[place], target
-        if isinstance(operand, ShuffledWeight):
+        is_shuffled = isinstance(operand, ShuffledWeight) and operand.layout_name not in REPACKED
+        if is_shuffled:
             target = torch.empty_like(memory)
         rows = target if target.dim() == 2 else target.reshape(-1, target.shape[-1] if target.dim() else 1)
         by_block = "scale" in name and self._blocks is not None and rows.shape[1] == blocks(self._k)
@@ -171,7 +174,7 @@ class StandardOperands:
         if name[0] in "wb" and target.shape[:1] == (dict(self.shape.extra).get("expert"),):
             experts = raw(target)
             experts[1::2] = experts[: len(target) // 2 * 2 : 2]  # twins, see `_route`
-        if isinstance(operand, ShuffledWeight):
+        if is_shuffled:
             overwrite(memory, shuffle_weight(target, operand.layout_name))
 
     def _pairs(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:

@@ -28,19 +28,21 @@ def _decoded(dtype: str = "") -> Callable[[Shape, Device], Callable[..., Any]]:
     def make(shape: Shape, device: Device) -> Callable[..., Any]:
         import torch
 
-        from tunedgemm.ops.formats.weight_only import Weight, decode
+        from tunedgemm.ops.formats.repacked import decoded as decoded_weight
+        from tunedgemm.ops.formats.weight_only import Weight
 
         del device
-        form, n, k, out_dtype = format_of(shape), shape.n, shape.k, torch_dtype(shape.outdtype)
+        n, k, out_dtype = shape.n, shape.k, torch_dtype(shape.outdtype)
         inner, is_plain = torch_dtype(dtype or shape.dtype), not dtype and _is_plain(shape)
 
         def decoded(x: torch.Tensor, *operands: Any) -> torch.Tensor:
-            values, bias = decode(form, Weight(*operands[:5]), inner), operands[5] if len(operands) > 5 else None
+            values, factor = decoded_weight(shape, Weight(*operands[:5]), inner)
+            bias = operands[5] if len(operands) > 5 else None
             if is_plain:
                 return torch._C._nn.linear(x, values, None if bias is None else bias.view(n))
             flat = x.reshape(-1, k)
             out = torch.mm(flat.float(), values.t()) if dtype else torch.mm(flat, values.t(), out_dtype=torch.float32)
-            out = out.mul_(operands[4]) if form.has_global else out
+            out = out if factor is None else out.mul_(factor)
             return finish(out, bias, out_dtype, (*x.shape[:-1], n))
 
         return decoded
