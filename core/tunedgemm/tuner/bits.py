@@ -154,8 +154,8 @@ class StandardOperands:
         plain = plain_weight(operand)
         target = plain.view(torch.uint8) if operand.dtype == torch.int32 else plain
         name, memory = self.op.operands[place], target
-        is_shuffled = isinstance(operand, ShuffledWeight) and operand.layout_name not in REPACKED
-        if is_shuffled:
+        layout = operand.layout_name if isinstance(operand, ShuffledWeight) and operand.layout_name not in REPACKED else ""
+        if layout:
             target = torch.empty_like(memory)
         rows = target if target.dim() == 2 else target.reshape(-1, target.shape[-1] if target.dim() else 1)
         by_block = "scale" in name and self._blocks is not None and rows.shape[1] == blocks(self._k)
@@ -174,8 +174,8 @@ class StandardOperands:
         if name[0] in "wb" and target.shape[:1] == (dict(self.shape.extra).get("expert"),):
             experts = raw(target)
             experts[1::2] = experts[: len(target) // 2 * 2 : 2]  # twins, see `_route`
-        if is_shuffled:
-            overwrite(memory, shuffle_weight(target, operand.layout_name))
+        if layout:
+            overwrite(memory, shuffle_weight(target, layout))
 
     def _pairs(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
         """Return the columns of pairs of elements that cancel, and their exponents; None if none do.

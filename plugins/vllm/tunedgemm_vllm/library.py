@@ -16,19 +16,27 @@ from tunedgemm.tools.launching import load_fault
 
 #: The operator of single products, which every library must have, and that of groups of products.
 PRODUCT, GROUPED = "cutlass_scaled_mm", "cutlass_moe_mm"
-#: Operators and their arguments, the same from vLLM 0.20 to 0.33.
+#: Arguments of Marlin before and after those of an index, which vLLM dropped with act-order.
+_MARLIN = "a c_or_none b_q_weight b_bias_or_none b_scales a_scales global_scale b_zeros_or_none{} workspace b_type_id size_m size_n size_k"
+_REDUCED = " use_atomic_add use_fp32_reduce is_zp_float"
+#: Operators and their arguments from vLLM 0.20 to 0.33, the newest first.
 ARGUMENTS = {
-    PRODUCT: "out a b a_scales b_scales bias",
+    PRODUCT: ("out a b a_scales b_scales bias",),
     GROUPED: (
         "out_tensors a_tensors b_tensors a_scales b_scales expert_offsets problem_sizes a_strides b_strides c_strides "
-        "per_act_token per_out_ch"
+        "per_act_token per_out_ch",
     ),
     "get_cutlass_moe_mm_data": (
         "topk_ids expert_offsets problem_sizes1 problem_sizes2 input_permutation output_permutation num_experts n k "
-        "blockscale_offsets is_gated"
+        "blockscale_offsets is_gated",
     ),
-    "dynamic_per_token_scaled_fp8_quant": "result input scale scale_ub",
-    "silu_and_mul": "result input",
+    "dynamic_per_token_scaled_fp8_quant": ("result input scale scale_ub",),
+    "silu_and_mul": ("result input",),
+    "marlin_gemm": (_MARLIN.format("") + _REDUCED, _MARLIN.format(" g_idx_or_none perm_or_none") + " is_k_full" + _REDUCED),
+    "machete_mm": ("A B b_type out_type group_scales group_zeros group_size channel_scales token_scales schedule",),
+    "machete_supported_schedules": (
+        "a_type b_type maybe_group_scales_type maybe_group_zeros_type maybe_channel_scales_type maybe_token_scales_type maybe_out_type",
+    ),
 }
 #: Loads the library in ``sys.argv[1]``, which must register the operator.
 _LOAD = "import sys, torch; torch.ops.load_library(sys.argv[1]); torch.ops.{}.{}"
@@ -148,6 +156,7 @@ def operator(vendor: Vendor, name: str) -> Any:
     if (packet := getattr(operators(vendor), name, None)) is None:
         raise PluginError(f"{vendor.package}: its library has no {name} (version {version_of(vendor.package) or 'unknown'})")
     schema = packet.default._schema
-    if [argument.name for argument in schema.arguments] != (wanted := ARGUMENTS[name].split()):
-        raise PluginError(f"{vendor.package}: {name} must take {', '.join(wanted)} (got {schema}); install vLLM 0.20 to 0.33")
+    if " ".join(argument.name for argument in schema.arguments) not in (wanted := ARGUMENTS[name]):
+        words = ", ".join(wanted[0].split())
+        raise PluginError(f"{vendor.package}: {name} must take {words} (got {schema}); install vLLM 0.20 to 0.33")
     return packet.default
