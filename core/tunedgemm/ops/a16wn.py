@@ -16,9 +16,9 @@ from tunedgemm.ops import quantised
 from tunedgemm.ops.domain import Domain
 from tunedgemm.ops.hot import hot, public
 from tunedgemm.ops.layout import layout_of
-from tunedgemm.ops.op import unbiased
+from tunedgemm.ops.op import Factors, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product
-from tunedgemm.ops.repacked import PACKINGS, kind_of, misfit, stored_as
+from tunedgemm.ops.repacked import misfit, stored_as
 from tunedgemm.ops.schema import BIAS, MNK, Column, Dtype, Schema, Size, Word
 from tunedgemm.ops.weight_formats import FORMAT, FORMATS, GROUP, WeightFormat, format_named, format_of
 from tunedgemm.shape import Shape
@@ -221,6 +221,13 @@ def _bytes_moved(shape: Shape) -> int:
     return quantised.bytes_moved(shape, stored_as(format_of(shape), shape.layout).stored_bits(shape) - of_bytes, "uint8")
 
 
+def _factors(shape: Shape) -> tuple[Factors, ...]:
+    """Return x and the weight, and zero points that contain the scales as a factor that these do not scale."""
+    zeros = stored_as(format_of(shape), shape.layout)
+    contains = zeros.zeros is not None and not zeros.dtypes
+    return (Factors((0,), (1, 2, 3, 4, 5)), Factors((), (3,)))[: 1 + contains]
+
+
 def _fake(x: torch.Tensor, weight: torch.Tensor, w_scale: torch.Tensor, *_: Any, otype: torch.dtype | None = None) -> torch.Tensor:
     """Make an empty output [..., N].
 
@@ -275,18 +282,20 @@ def _examples() -> tuple[Shape, ...]:
         for m, dtype, groups in ((1, "bf16", form.groups), (5, "fp16", form.groups[-1:]))
         for group in groups
     ]
-    repacked = [
-        _example(3, 128, 256, w_format=name, w_group=str(form.groups[-1]), layout=layout)
-        for layout, packing in PACKINGS.items()
-        for name, form in FORMATS.items()
-        if kind_of(form) in packing.kinds
-    ]
     return (
         *grouped,
-        *repacked,
-        _example(5, 192, 128, w_format="gptq_int4_zp", w_group="32", layout="marlin", x_dtype="fp16", outdtype="fp16"),
-        _example(2, 128, 192, w_format="ct_int4_zp", w_group="64", layout="machete", x_dtype="fp16", outdtype="fp32", bias="True"),
-        _example(4, 64, 256, w_format="nvfp4", w_group="16", layout="marlin", x_dtype="fp16", outdtype="fp16", bias="True"),
+        _example(3, 64, 256, w_format="gptq_int4", w_group="64", layout="marlin"),
+        _example(1, 128, 64, w_format="gptq_int4_zp_order", w_group="32", layout="marlin"),
+        _example(5, 192, 128, w_format="awq_int4", w_group="0", layout="marlin", x_dtype="fp16", outdtype="fp16"),
+        _example(4, 64, 128, w_format="int8_channel", w_group="0", layout="marlin"),
+        _example(2, 128, 256, w_format="fp8_block", w_group="128", layout="marlin", x_dtype="fp16", outdtype="fp32"),
+        _example(3, 64, 128, w_format="mxfp8", w_group="32", layout="marlin"),
+        _example(3, 64, 128, w_format="mxfp4", w_group="32", layout="marlin", bias="True"),
+        _example(4, 64, 256, w_format="nvfp4", w_group="16", layout="marlin", x_dtype="fp16", outdtype="fp16"),
+        _example(3, 128, 128, w_format="ct_int4", w_group="64", layout="machete"),
+        _example(2, 256, 128, w_format="gptq_int4_zp_order", w_group="64", layout="machete"),
+        _example(5, 128, 64, w_format="awq_int4", w_group="0", layout="machete", x_dtype="fp16", outdtype="fp32", bias="True"),
+        _example(1, 128, 64, w_format="int8_channel", w_group="0", layout="machete"),
         _example(33, 130, 96, w_format="gptq_int4", w_group="32", outdtype="fp32"),
         _example(7, 257, 256, w_format="ct_int4_zp", w_group="128", bias="True"),  # odd N
         _example(6, 131, 256, w_format="gptq_int4_zp_order", w_group="64", x_dtype="fp16", bias="True"),
@@ -308,6 +317,7 @@ op = quantised.product_op(
     reference=_reference,
     bytes_moved=_bytes_moved,
     fake=_fake,
+    factors=_factors,
     fields=lambda shape: {FORMAT: shape[FORMAT]},
     problem=Domain(_DTYPES, quantised.OUTDTYPES, quantised.BIAS_DTYPES, ("block",), "own", extra=(FORMAT, GROUP), further=_problem).problem,
     canonical=_canonical,
@@ -319,6 +329,8 @@ op = quantised.product_op(
         _example(1024, 6144, 4096, w_format="awq_int4", w_group="128", x_dtype="fp16"),
         _example(64, 4096, 14336, w_format="nvfp4", w_group="16"),
         _example(4099, 2112, 1408, w_format="mxfp8", w_group="32"),
+        _example(64, 6144, 4096, w_format="gptq_int4", w_group="128", layout="marlin"),
+        _example(300, 4096, 14336, w_format="awq_int4", w_group="128", layout="machete", x_dtype="fp16", outdtype="fp16"),
     ),
     functions=("gemm_a16wn",),
     entry=public(gemm_a16wn, _OPERANDS, (FORMAT,)),

@@ -57,7 +57,7 @@ class Vllm:
 
     @hookimpl
     def enumerate_solutions(self, shape: Shape) -> Iterable[Solution]:
-        """List Machete's schedules, else the operator, which chooses among its kernels itself."""
+        """List the operator, which chooses among its kernels itself, then kernels that a caller may name."""
         return (Solution(self.libtype, name, deterministic=equal) for name, equal in launch.kernels_of(shape).items())
 
     @hookimpl

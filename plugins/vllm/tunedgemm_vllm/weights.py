@@ -53,11 +53,10 @@ TYPES = {
 def kernels_of(shape: Shape) -> Iterator[tuple[str, bool]]:
     """Yield the names of the kernels of a shape, and whether repeated runs give equal bits."""
     product = PRODUCTS[shape.layout]
+    yield product, True  # chooses among its kernels itself
     if shape.layout == MACHETE:
         yield from ((f"{product}_{schedule}", True) for schedule in SCHEDULES)
-        return
-    yield product, True
-    if -(-shape.m // _ROWS) * shape.n <= _ATOMIC_OUTPUT:
+    elif -(-shape.m // _ROWS) * shape.n <= _ATOMIC_OUTPUT:
         yield product + _ATOMIC, False
 
 
@@ -77,10 +76,11 @@ def bind(vendor: Vendor, kernel: str, shape: Shape, device: Device) -> Launcher:
     return Launcher(call, workspace_bytes=shape.m * shape.k * width if format_of(shape).has_index else 0)
 
 
-def _schedule(vendor: Vendor, kernel: str, shape: Shape) -> str:
-    """Return the schedule in a kernel's name."""
-    name, dtype = kernel.removeprefix(PRODUCTS[MACHETE] + "_"), torch_dtype(shape.dtype)
-    form = format_of(shape)
+def _schedule(vendor: Vendor, kernel: str, shape: Shape) -> str | None:
+    """Return the schedule in a kernel's name; None for the operator's own choice."""
+    name, dtype, form = kernel.removeprefix(PRODUCTS[MACHETE]).removeprefix("_"), torch_dtype(shape.dtype), format_of(shape)
+    if not name:
+        return None
     zeros = dtype if form.zeros is not None else None
     listed = operator(vendor, "machete_supported_schedules")(dtype, TYPES[kind_of(form)], dtype, zeros, None, None, None)
     if name not in listed:
@@ -88,7 +88,7 @@ def _schedule(vendor: Vendor, kernel: str, shape: Shape) -> str:
     return name
 
 
-def _machete(product: Callable[..., Any], schedule: str, shape: Shape) -> Callable[..., Any]:
+def _machete(product: Callable[..., Any], schedule: str | None, shape: Shape) -> Callable[..., Any]:
     import torch
 
     form, m, n, k, int32 = format_of(shape), shape.m, shape.n, shape.k, torch.int32
@@ -123,5 +123,3 @@ def _marlin(product: Callable[..., Any], atomic: bool, shape: Shape, device: Dev
         return out if x.dim() == 2 else out.view(*x.shape[:-1], n)
 
     return call
-
-

@@ -79,7 +79,7 @@ def decoded(shape: Shape, stored: Weight, dtype: torch.dtype) -> tuple[torch.Ten
         scale, factor = _scales_of_marlin(form, stored, torch_dtype(shape.dtype))
         zeros = None if stored.w_zeros is None else _unpack_zeros(stored.w_zeros)
     scale = scale.to(torch.float32).t()
-    out = torch.empty(n, k, dtype=dtype, device=codes.device)
+    out = torch.zeros(n, k, dtype=dtype, device=codes.device)
     for part in slices(n, k):
         values = _values_of(codes[part], form).to(inner).view(-1, scale.shape[1], k // scale.shape[1])
         if zeros is not None:
@@ -87,8 +87,8 @@ def decoded(shape: Shape, stored: Weight, dtype: torch.dtype) -> tuple[torch.Ten
         values *= scale[part, :, None]
         if zeros is None and stored.w_zeros is not None:
             values += stored.w_zeros.t()[part, :, None].to(inner)
-        rows = values.view(-1, k)
-        out[part] = rows if stored.w_index is None else rows[:, torch.argsort(stored.w_index)]
+        rows = values.view(-1, k).to(dtype)
+        out[part] = rows if stored.w_index is None else out[part].index_add(1, stored.w_index, rows)
     return out, factor
 
 

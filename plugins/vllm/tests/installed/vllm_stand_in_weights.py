@@ -191,7 +191,7 @@ def machete_mm(a, weight, kind, out_type, scales, zeros, group, channels, tokens
     require(a.is_contiguous() and a.data_ptr() % 16 == 0 and out_type is channels is tokens is None, "a")
     require(weight.dtype is torch.int32 and weight.shape == (k * bits // 32, n) and weight.is_contiguous(), "weight in blocks")
     require(n % 128 == 0 and k % 64 == 0 and (group == -1 or group % 64 == 0), "sizes of a block")
-    require(schedule in SCHEDULES, "a schedule")
+    require(schedule is None or schedule in SCHEDULES, "a schedule")
     groups = 1 if group == -1 else k // group
     for each in (scales, zeros) if name == "uint4" else (scales,):
         require(each.dtype is a.dtype and each.shape == (groups, n) and each.is_contiguous(), "scales and zero points [groups, N]")
