@@ -239,7 +239,10 @@ def _repacked(layout: str, shape: Shape) -> Callable[..., torch.Tensor]:
     if not isinstance(bound, Launcher):
         raise KeyError(str(bound))
     stored = repack_weight(_stored(shape)[1], str(shape["w_format"]), layout, torch_dtype(shape.dtype))
-    weights = _rotated((plain_weight(stored.weight), *attrs.astuple(stored, recurse=False)[1:]))
+    operands = plain_weight(stored.weight), *attrs.astuple(stored, recurse=False)[1:]
+    while operands[-1] is None:
+        operands = operands[:-1]
+    weights = _rotated(operands)
     return lambda x, *_: bound.call(x, *next(weights))
 
 
