@@ -98,11 +98,15 @@ def folder_of(package: str) -> Path | None:
     return Path(spec.origin).parent if spec is not None and spec.origin else None
 
 
+def files_of(package: str) -> list[Path]:
+    """Return the libraries that may have an operator, first the one with the product."""
+    folder = folder_of(package)
+    return [] if folder is None else [file for stem in _STEMS for file in sorted(folder.glob(f"{stem}.*so"))]
+
+
 def file_of(package: str) -> Path | None:
     """Return the library with the product, None where there is none."""
-    if (folder := folder_of(package)) is None:
-        return None
-    return next((file for stem in _STEMS for file in sorted(folder.glob(f"{stem}.*so"))), None)
+    return next(iter(files_of(package)), None)
 
 
 def fault(vendor: Vendor) -> str:
@@ -153,10 +157,23 @@ def operator(vendor: Vendor, name: str) -> Any:
     Raises:
         PluginError: the library does not load or has no such operator, or it takes other arguments.
     """
-    if (packet := getattr(operators(vendor), name, None)) is None:
+    found = operators(vendor)
+    if not hasattr(found, name):
+        _load_others(vendor, name)
+    if (packet := getattr(found, name, None)) is None:
         raise PluginError(f"{vendor.package}: its library has no {name} (version {version_of(vendor.package) or 'unknown'})")
     schema = packet.default._schema
     if " ".join(argument.name for argument in schema.arguments) not in (wanted := ARGUMENTS[name]):
         words = ", ".join(wanted[0].split())
         raise PluginError(f"{vendor.package}: {name} must take {words} (got {schema}); install vLLM 0.20 to 0.33")
     return packet.default
+
+
+def _load_others(vendor: Vendor, name: str) -> None:
+    """Load a further library of the package that has the operator, as those of older versions do."""
+    import torch
+
+    for file in files_of(vendor.package)[1:]:
+        if not load_fault(_LOAD.format(vendor.namespace, name), file):
+            torch.ops.load_library(str(file))
+            return
