@@ -222,7 +222,7 @@ def _bytes_moved(shape: Shape) -> int:
 
 
 def _factors(shape: Shape) -> tuple[Factors, ...]:
-    """Return x and the weight, and zero points that contain the scales as a factor that these do not scale."""
+    """Return x and the weight; zero points that contain the scales are another factor."""
     zeros = stored_as(format_of(shape), shape.layout)
     contains = zeros.zeros is not None and not zeros.dtypes
     return (Factors((0,), (1, 2, 3, 4, 5)), Factors((), (3,)))[: 1 + contains]

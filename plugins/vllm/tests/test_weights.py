@@ -9,11 +9,8 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from tunedgemm.ops.formats.repacked import repack_weight
-from tunedgemm.ops.formats.shuffle import plain_weight
-from tunedgemm.ops.formats.weight_only import quantise
 from tunedgemm.plugin import Backend, Launcher, Shape, Solution, Unsupported, device_of
-from tunedgemm.tools.launching import FORMATS, torch_dtype
+from tunedgemm.tools.launching import FORMATS
 from tunedgemm.tools.tables import op_named
 from tunedgemm_vllm import library, vllm, weights
 
@@ -29,7 +26,7 @@ def shape_of(name: str, layout: str, group: int = 0, m: int = 4, dtype: str = "b
 def operands_of(shape: Shape, device: str = "cpu", seed: int = 0) -> tuple[Any, ...]:
     """Return random operands as launchers get them."""
     made = OP.make_inputs(shape, torch.device(device), seed)
-    return tuple(operand if operand is None else plain_weight(operand) for operand in made)
+    return tuple(getattr(operand, "plain", operand) for operand in made)
 
 
 def error(shape: Shape, out: torch.Tensor, operands: tuple[Any, ...]) -> float:
@@ -192,17 +189,16 @@ def test_the_bytes_are_those_of_vllms_repacking() -> None:
     """The core packs codes as the library's own functions do; Machete's want K contiguous."""
     operators = library.operators(library.VLLM)
     list(gpu(shape_of("ct_int4", "machete", 64)))  # skips
-    weight = torch.randn(1024, 2048, device="cuda")
     for name, bits in (("gptq_int4", 4), ("ct_int4", 4), ("int8_channel", 8)):
-        form, stored = FORMATS[name], quantise(name, weight)
-        flat = stored.weight if form.is_kn else (stored.weight.view(torch.uint8) ^ (128 if bits == 8 else 0)).view(torch.int32).t()
+        weight = operands_of(shape_of(name, "row", n=1024, k=2048), "cuda")[1]
+        words = weight if FORMATS[name].is_kn else (weight.view(torch.uint8) ^ (128 if bits == 8 else 0)).view(torch.int32).t()
         takes_index = "perm" in str(operators.gptq_marlin_repack.default._schema)
         index = (torch.empty(0, dtype=torch.int32, device="cuda"),) if takes_index else ()
-        of_marlin = operators.gptq_marlin_repack(flat.contiguous(), *index, 2048, 1024, bits, False)
+        of_marlin = operators.gptq_marlin_repack(words.contiguous(), *index, 2048, 1024, bits, False)
         kind = weights.TYPES["uint4b8" if bits == 4 else "uint8b128"]
-        of_machete = operators.machete_prepack_B(flat.t().contiguous().t(), torch.bfloat16, kind, torch.bfloat16)
+        of_machete = operators.machete_prepack_B(words.t().contiguous().t(), torch.bfloat16, kind, torch.bfloat16)
         for layout, theirs in (("marlin", of_marlin), ("machete", of_machete)):
-            ours = plain_weight(repack_weight(stored, name, layout, torch_dtype("bf16")).weight)
+            ours = operands_of(shape_of(name, layout, n=1024, k=2048), "cuda")[1]
             assert torch.equal(ours.view(-1).view(torch.int32), theirs.contiguous().view(-1)), (name, layout)
 
 

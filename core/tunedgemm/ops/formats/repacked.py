@@ -4,7 +4,7 @@ Marlin's scales are in its order: within 64 rows, transposed as 8 x 8, or within
 where one scale serves the row. Those of fp8 contain the difference of the exponents' biases of fp8
 and x. nvfp4's are e4m3 scales as five bits of exponent and three of mantissa, 2^7 times as large:
 smaller ones than 2^-6 and negative ones become 0. Its global scale compensates for that. Machete's
-scales are in order, and its zero points are minus scale times zero point, rounded to the dtype of x.
+scales are in order. Its zero points are minus scale times zero point, rounded to the dtype of x.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tunedgemm.shape import Shape
 #: Exponents of 2 by dtype of x: what Marlin's scales of fp8 and global scales of nvfp4 contain.
 _OF_FP8 = {torch.bfloat16: 120, torch.float16: 8}
 _OF_NVFP4 = {torch.bfloat16: 119, torch.float16: 7}
-#: Largest e4m3 scale, the factor of nvfp4's scales, and the bits of fp16 below its top 8 without sign.
+#: Largest e4m3 scale, the factor of nvfp4's scales, and the bits of fp16 below exponent and top 3.
 _E4M3, _FACTOR, _LOW = 448.0, 128.0, 7
 
 
