@@ -16,6 +16,7 @@ def test_names_of_codes():
     assert set(kinds.values()) == set(PACKINGS["marlin"].kinds)
     assert kinds["ct_int4"] == kinds["gptq_int4_order"] == "uint4b8" and kinds["awq_int4"] == kinds["ct_int4_zp"] == "uint4"
     assert kind_of(WeightFormat("int3", 4, ("int32",), tuple(range(16)))) == ""
+    assert kind_of(attrs.evolve(FORMATS["ct_int4"], bits=8, values=tuple(range(-128, 128)), order=tuple(range(4)))) == "uint8b128"
 
 
 def test_operands_beside_the_weight():

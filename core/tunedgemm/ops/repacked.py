@@ -62,10 +62,11 @@ PACKINGS = {
 
 def kind_of(form: WeightFormat) -> str:
     """Return the engines' name of a format's codes; "" if they have none."""
-    if form.values == tuple(range(-8, 8)):
-        return "uint4b8"
-    if form.values == tuple(range(16)) and form.zeros is not None:
-        return "uint4"
+    half = 1 << form.bits - 1
+    if form.values == tuple(range(-half, half)):
+        return f"uint{form.bits}b{half}"
+    if form.values == tuple(range(2 * half)) and form.zeros is not None:
+        return f"uint{form.bits}"
     if form.values == E2M1:
         return "float4_e2m1f"
     return {"int8": "uint8b128", "fp8_e4m3fn": "float8_e4m3fn"}.get(form.dtypes[0], "")

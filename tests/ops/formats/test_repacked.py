@@ -150,7 +150,9 @@ def test_act_order_sorts_the_columns():
     packed = repack_weight(stored, "gptq_int4_order", "marlin")
     assert packed.w_index.dtype is torch.int32
     assert torch.equal(stored.w_index[packed.w_index.long()], torch.arange(K, dtype=torch.int32) // 32)
-    for index in (stored.w_index.clamp(max=2), stored.w_index - 1, stored.w_index + 1):
+    unequal = stored.w_index.clone()
+    unequal[0] = 1
+    for index in (unequal, stored.w_index.clamp(max=2), stored.w_index - 1, stored.w_index + 1):
         with pytest.raises(OperandError, match="w_index must name each of 4 groups equally often; of a sharded weight"):
             repack_weight(attrs.evolve(stored, w_index=index), "gptq_int4_order", "marlin")
 

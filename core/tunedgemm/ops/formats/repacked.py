@@ -106,7 +106,7 @@ def _order(index: torch.Tensor, groups: int) -> torch.Tensor:
 def _packed(codes: torch.Tensor, form: WeightFormat, layout: str) -> torch.Tensor:
     """Return the bytes of codes [N, K] in a layout's order."""
     packing = PACKINGS[layout]
-    values = codes.contiguous().view(torch.uint8) ^ (128 if kind_of(form) == "uint8b128" else 0)
+    values = codes.contiguous().view(torch.uint8) ^ (128 if "int8" in form.dtypes else 0)
     moved = values.view(*packing.n, *_with_rest(packing.k, codes.shape[1])).permute(packing.orders[form.bits]).reshape(-1)
     return moved if form.bits == 8 else moved[::2] | (moved[1::2] << 4)
 
@@ -119,7 +119,7 @@ def _unpacked(weight: torch.Tensor, form: WeightFormat, shape: Shape) -> torch.T
     sizes = (*_with_rest(packing.n, shape.n), *_with_rest(packing.k, shape.k))
     inverse = [order.index(part) for part in range(len(order))]
     codes = flat.view([sizes[part] for part in order]).permute(inverse).reshape(shape.n, shape.k)
-    if kind_of(form) == "uint8b128":
+    if "int8" in form.dtypes:
         codes = codes ^ 128
     return codes if form.values else codes.view(torch_dtype(form.dtypes[0]))
 
