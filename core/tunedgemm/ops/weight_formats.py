@@ -85,6 +85,8 @@ class WeightFormat:
 
 _INT4 = WeightFormat("gptq_int4", 4, ("int32",), tuple(range(-8, 8)), (32, 64, 128, 0), order=tuple(range(8)), is_kn=True)
 _ZP = attrs.evolve(_INT4, name="gptq_int4_zp", values=tuple(range(16)), zeros=1)
+_V2 = attrs.evolve(_ZP, name="gptq_int4_zp_v2", zeros=0)
+_INT8 = attrs.evolve(_INT4, name="gptq_int8", bits=8, values=tuple(range(-128, 128)), order=tuple(range(4)))
 _FP8 = WeightFormat("fp8_channel", 8, ("fp8_e4m3fn",), scale=("fp32",))
 _MX = attrs.evolve(_FP8, name="mxfp8", groups=(32,), scale=("e8m0", "uint8"), exact=("bf16",))
 _MXFP4 = attrs.evolve(_MX, name="mxfp4", bits=4, dtypes=("fp4x2", "uint8"), values=E2M1, order=(0, 1))
@@ -97,9 +99,14 @@ FORMATS: dict[str, WeightFormat] = {
         attrs.evolve(_INT4, name="gptq_int4_order", has_index=True),
         _ZP,
         attrs.evolve(_ZP, name="gptq_int4_zp_order", has_index=True),
-        attrs.evolve(_ZP, name="awq_int4", zeros=0, along="n", order=(0, 2, 4, 6, 1, 3, 5, 7)),
+        _V2,
+        attrs.evolve(_V2, name="gptq_int4_zp_v2_order", has_index=True),
+        _INT8,
+        attrs.evolve(_INT8, name="gptq_int8_order", has_index=True),
+        attrs.evolve(_V2, name="awq_int4", along="n", order=(0, 2, 4, 6, 1, 3, 5, 7)),
         attrs.evolve(_INT4, name="ct_int4", is_kn=False),
-        attrs.evolve(_ZP, name="ct_int4_zp", is_kn=False, zeros=0),
+        attrs.evolve(_V2, name="ct_int4_zp", is_kn=False),
+        attrs.evolve(_INT8, name="ct_int8", is_kn=False),
         WeightFormat("int8_channel", 8, ("int8",), scale=("fp32",)),
         _FP8,
         attrs.evolve(_FP8, name="fp8_tensor", rows=0),
