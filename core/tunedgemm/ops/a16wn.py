@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.dtype import short_dtype, torch_dtype
+from tunedgemm.dtype import short_dtype
 from tunedgemm.errors import OperandError, ShapeError
-from tunedgemm.ops import quantised
+from tunedgemm.ops import decoding, quantised
 from tunedgemm.ops.domain import Domain
 from tunedgemm.ops.hot import hot, public
 from tunedgemm.ops.layout import plain_layout
 from tunedgemm.ops.op import unbiased
-from tunedgemm.ops.product import exact_dtype, exact_product
 from tunedgemm.ops.schema import BIAS, MNK, Dtype, Schema, Size, Word
 from tunedgemm.ops.weight_formats import FORMAT, FORMATS, GROUP, WeightFormat, format_named, format_of
 from tunedgemm.shape import Shape
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 NAME = "a16wn"
-_OPERANDS = ("x", "weight", "w_scale", "w_zeros?", "w_index?", "w_global_scale?", "bias?")
+_OPERANDS = decoding.OPERANDS[NAME]
 #: Dtypes of the activations; the first is the default of rows without one.
 _DTYPES = ("bf16", "fp16")
 
@@ -176,44 +175,6 @@ def _canonical(shape: Shape) -> Shape:
     return shape.with_extra(tuple((name, 0 if name == GROUP else value) for name, value in shape.extra))
 
 
-def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """Draw normal x [m, k], a quantised weight, and the shape's bias [n]."""
-    import torch
-
-    from tunedgemm.ops.formats.weight_only import quantise
-
-    generator = torch.Generator(device).manual_seed(seed)
-    form, group, dtype = format_of(shape), int(shape[GROUP]), torch_dtype(shape.dtype)
-    x = quantised.draw(shape.m, shape.k, group or 32, generator).to(dtype)
-    values, index = quantised.draw(shape.n, shape.k, group or 32, generator), None
-    if form.has_index:
-        groups = torch.arange(shape.k, device=device, dtype=torch.int32) // (group or shape.k)
-        index = groups[torch.randperm(shape.k, generator=generator, device=device)]
-    stored = quantise(form.name, values, group, dtype=dtype, index=index)
-    bias = quantised.draw_bias(shape, generator)
-    operands = (x, stored.weight, stored.w_scale, stored.w_zeros, stored.w_index, stored.w_global_scale, *bias)
-    while operands[-1] is None:
-        operands = operands[:-1]
-    return operands
-
-
-def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute the exact product with the decoded weight, its global scale and the bias."""
-    from tunedgemm.ops.formats.weight_only import Weight, decode
-
-    x, weight, bias = operands[0], Weight(*operands[1:6]), operands[6] if shape.bias else None
-    wide = exact_dtype(shape.m, shape.n, shape.k)
-    out = exact_product(x.reshape(shape.m, shape.k), decode(format_of(shape), weight, wide), wide)
-    out = out if weight.w_global_scale is None else out.mul_(weight.w_global_scale.to(wide))
-    return out if bias is None else out.add_(bias.to(wide).reshape(1, -1))
-
-
-def _bytes_moved(shape: Shape) -> int:
-    """Count the bytes of each operand and the output once."""
-    of_bytes = 8 * shape.n * shape.k  # counted by `quantised.bytes_moved`, which knows no other sizes
-    return quantised.bytes_moved(shape, format_of(shape).stored_bits(shape) - of_bytes, "uint8")
-
-
 def _fake(x: torch.Tensor, weight: torch.Tensor, w_scale: torch.Tensor, *_: Any, otype: torch.dtype | None = None) -> torch.Tensor:
     """Make an empty output [..., N].
 
@@ -287,9 +248,9 @@ op = quantised.product_op(
     operands=_OPERANDS,
     weights=(1, 2, 3, 4, 5, 6),
     shape_of=_shape_of,
-    make_inputs=_make_inputs,
-    reference=_reference,
-    bytes_moved=_bytes_moved,
+    make_inputs=decoding.make_inputs,
+    reference=decoding.reference,
+    bytes_moved=decoding.bytes_moved,
     fake=_fake,
     fields=lambda shape: {FORMAT: shape[FORMAT]},
     problem=Domain(_DTYPES, quantised.OUTDTYPES, quantised.BIAS_DTYPES, ("block",), extra=(FORMAT, GROUP), further=_problem).problem,

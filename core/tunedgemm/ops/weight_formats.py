@@ -75,9 +75,9 @@ class WeightFormat:
         """Return the sizes of the packed zero points."""
         return self.turned(-(-n // self.per), k // (group or k))
 
-    def stored_bits(self, shape: Shape) -> int:
+    def stored_bits(self, n: int, k: int, group: int) -> int:
         """Return the bits of the weight, its scales, zero points, index and global scale."""
-        n, k, groups = shape.n, shape.k, shape.k // (int(shape[GROUP]) or shape.k)
+        groups = k // (group or k)
         scales = (-(-n // self.rows) if self.rows else 1) * groups * _SCALE_BITS[(*self.scale, "")[0]]
         zeros = 0 if self.zeros is None else n * groups * self.bits
         return n * k * self.bits + scales + zeros + 32 * (self.has_index * k + self.has_global)
@@ -116,6 +116,11 @@ FORMATS: dict[str, WeightFormat] = {
         attrs.evolve(_MXFP4, name="nvfp4", groups=(16,), scale=("fp8_e4m3fn",), has_global=True, exact=("bf16", "fp16")),
     )
 }
+#: Formats of ops that have one; field `FORMAT` names those of a16wn.
+FORMAT_OF_OP = {
+    op: FORMATS[name]
+    for op, name in {"a16w4_blockscale": "mxfp4", "a4w4_blockscale": "mxfp4", "a8w8_mxfp8": "mxfp8", "a4w4_nvfp4": "nvfp4"}.items()
+}
 
 
 def format_named(name: str) -> WeightFormat:
@@ -131,4 +136,9 @@ def format_named(name: str) -> WeightFormat:
 
 def format_of(shape: Shape) -> WeightFormat:
     """Return the format of a shape's weight."""
-    return FORMATS[str(shape[FORMAT])]
+    return FORMAT_OF_OP.get(shape.op) or FORMATS[str(shape[FORMAT])]
+
+
+def group_of(shape: Shape) -> int:
+    """Return the elements of K that share a scale of a shape's weight; 0 for the whole row."""
+    return int(dict(shape.extra).get(GROUP, format_of(shape).groups[0]))
