@@ -108,6 +108,7 @@ op = quantised.product_op(
     values=("libtype", *quantised.VALUES),
     operands=_OPERANDS,
     weights=(1, 2, 3),
+    shuffled_scales=(2,),
     shape_of=_shape_of,
     make_inputs=decoding.make_inputs,
     reference=decoding.reference,

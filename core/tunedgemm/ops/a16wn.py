@@ -13,6 +13,7 @@ from tunedgemm.dtype import short_dtype
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import decoding, quantised
 from tunedgemm.ops.domain import Domain
+from tunedgemm.ops.e8m0 import check_not_shuffled
 from tunedgemm.ops.hot import hot, public
 from tunedgemm.ops.layout import plain_layout
 from tunedgemm.ops.op import unbiased
@@ -59,6 +60,7 @@ def _shape_of(  # noqa: PLR0913 - the op's operands
     layout, dtype = plain_layout(NAME, weight), short_dtype(x.dtype)
     n, k = _sizes(form, x, weight)
     group = _group(form, n, k, w_scale)
+    check_not_shuffled(NAME, "w_scale", w_scale, "row-major", n, k // (group or k))
     scales = (form.scale_sizes(n, k, group), *(((1,),) if form.rows == 0 else ()))
     _check(form, x, "w_scale", w_scale, scales, form.scale or (dtype,))
     _check(form, x, "w_zeros", w_zeros, (form.zero_sizes(n, k, group),) if form.zeros is not None else (), form.dtypes)
@@ -247,6 +249,7 @@ op = quantised.product_op(
     values=("libtype", *quantised.VALUES),
     operands=_OPERANDS,
     weights=(1, 2, 3, 4, 5, 6),
+    shuffled_scales=(2,),
     shape_of=_shape_of,
     make_inputs=decoding.make_inputs,
     reference=decoding.reference,

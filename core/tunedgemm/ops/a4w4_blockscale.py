@@ -115,6 +115,7 @@ op = quantised.product_op(
     "AITER_CONFIG_GEMM_A4W4",
     operands=_OPERANDS,
     weights=(1, 3, 4),
+    shuffled_scales=(2, 3),
     shape_of=_shape_of,
     make_inputs=decoding.make_inputs,
     reference=decoding.reference,

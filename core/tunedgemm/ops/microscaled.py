@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import decoding, quantised
 from tunedgemm.ops.domain import Domain
+from tunedgemm.ops.e8m0 import check_not_shuffled
 from tunedgemm.ops.hot import BF16, hot, public
-from tunedgemm.ops.layout import noted_order, plain_layout
+from tunedgemm.ops.layout import plain_layout
 from tunedgemm.ops.op import Op, unbiased
 from tunedgemm.ops.scale_order import FIELD, MX_ORDERS, ROW, SWIZZLED, TILE_ROWS, field_of, stated_order, swizzled_sizes, with_order
 from tunedgemm.ops.schema import BIAS, MNK, Schema, Word
@@ -63,12 +64,7 @@ def _shape_of(
 
 def _check_scale(op: str, name: str, scale: torch.Tensor, order: str, row: tuple[tuple[int, ...], ...], device: torch.device) -> None:
     """Check a scale in its order; *row* are its sizes in row-major order."""
-    if shuffled := getattr(scale, FIELD, "") or noted_order(scale):
-        rows, groups = row[0]
-        raise OperandError(
-            f"{op}: {name} must be row-major or in tiles of {' or '.join(TILE_ROWS)} (got {shuffled}); "
-            f"pass unshuffle_scale({name}, {rows}, {groups})"
-        )
+    check_not_shuffled(op, name, scale, f"row-major or in tiles of {' or '.join(TILE_ROWS)}", *row[0])
     sizes = row
     if order != ROW:
         high, wide = swizzled_sizes(order, *row[0])
@@ -195,6 +191,7 @@ def _op(name: str, variable: str, function: Any) -> Op:
         values=("libtype", "kernelName", "splitK", "us", "tflops", "bw", "errRatio"),  # none of AITER's files has these
         operands=operands,
         weights=(1, *(index for index, word in enumerate(operands) if word.startswith(("w_", "bias")))),
+        shuffled_scales=(2, 3),
         shape_of=functools.partial(_shape_of, name),
         make_inputs=decoding.make_inputs,
         reference=decoding.reference,
