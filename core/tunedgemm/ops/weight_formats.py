@@ -37,7 +37,9 @@ class WeightFormat:
         along: the packed dimension, ``k`` or ``n``.
         is_kn: whether weight, scales and zero points are stored transposed, [K, N] and [groups, N].
         zeros: what is added to a stored zero point, modulo ``2 ** bits``; None for a format without
-            zero points. They are packed along N in the same order.
+            zero points. They are packed along N in the same order. GPTQ's are 0 to 15, stored minus
+            1: a stored 15 is 0, as GPTQModel and AutoGPTQ's CUDA kernels read it. Kernels of
+            exllama and AutoGPTQ's Triton read 16, which no quantiser means. Marlin takes none.
         has_index: whether an index [K] names the group of each element of K.
         has_global: whether a float32 value multiplies the accumulator.
         exact: short dtypes that hold every value times its scale without rounding.

@@ -190,6 +190,23 @@ def test_values_get_their_nearest_code(name, group):
     )
 
 
+def test_a_zero_point_of_0_is_stored_as_15():
+    """A borrow of GPTQModel's whole elements is undone in whole elements, in the format without minus 1."""
+    zeros = torch.tensor([0, 5, 0, 0, 15, 1, 7, 0])
+    first, second = FORMATS["gptq_int4_zp"], FORMATS["gptq_int4_zp_v2"]
+
+    def decoded(form, words):
+        weight = torch.zeros(4, 8, dtype=torch.int32)  # codes of 0, whose values are minus the zero point
+        return -decode(form, Weight(weight, torch.ones(1, 8), words))[:, 0]
+
+    stored = pack(((zeros - 1) % 16)[:, None], first, "n")
+    assert torch.equal(unpack(stored, first, "n")[:, 0], torch.tensor([15, 4, 15, 15, 14, 0, 6, 15], dtype=torch.uint8))
+    assert torch.equal(decoded(first, stored), zeros.float())
+    borrowed = pack(zeros[:, None], second, "n") - 0x11111111
+    assert torch.equal(decoded(second, borrowed + 0x11111111), zeros.float())
+    assert torch.equal(decoded(first, borrowed), ((zeros - torch.tensor([0, 1, 0, 1, 1, 0, 0, 0])) % 16).float())
+
+
 def test_an_index_beyond_the_groups_gives_nan():
     """Columns of other groups keep their values."""
     stored = drawn_packed("gptq_int4_zp_order", 32)
