@@ -96,6 +96,9 @@ class TestShapeOf:
         """Each error names the op, the operand, the given value and the valid one."""
         with pytest.raises(OperandError, match=f"^a16wn: .*{re.escape(message)}"):
             OP.shape_of(X, *operands, w_format=w_format)
+        absent = [None] * (6 - len(operands))
+        with pytest.raises(OperandError, match=f"^a16wn: .*{re.escape(message)}"):  # also without a hash
+            TunedGemm().gemm_a16wn(X, *operands, *absent, w_format=w_format)
 
     @listed(("w_format", "group", "keyed"), [("gptq_int4_order", 128, 64), ("gptq_int4", 256, 0)])
     def test_a_shard_of_k(self, w_format, group, keyed):

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.dtype import short_dtype, torch_dtype
+from tunedgemm.dtype import short_dtype
 from tunedgemm.errors import OperandError, ShapeError
-from tunedgemm.ops import quantised
+from tunedgemm.ops import decoding, quantised
 from tunedgemm.ops.domain import Domain
+from tunedgemm.ops.e8m0 import check_not_shuffled
 from tunedgemm.ops.hot import hot, public
 from tunedgemm.ops.layout import layout_of
 from tunedgemm.ops.op import Factors, unbiased
-from tunedgemm.ops.product import exact_dtype, exact_product
 from tunedgemm.ops.repacked import misfit, stored_as
 from tunedgemm.ops.schema import BIAS, MNK, Column, Dtype, Schema, Size, Word
 from tunedgemm.ops.weight_formats import FORMAT, FORMATS, GROUP, WeightFormat, format_named, format_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 NAME = "a16wn"
-_OPERANDS = ("x", "weight", "w_scale", "w_zeros?", "w_index?", "w_global_scale?", "bias?")
+_OPERANDS = decoding.OPERANDS[NAME]
 #: Dtypes of the activations; the first is the default of rows without one.
 _DTYPES = ("bf16", "fp16")
 
@@ -63,6 +63,7 @@ def _shape_of(  # noqa: PLR0913 - the op's operands
     n, k = _sizes(form, x, weight)
     form = stored_as(form, layout)
     group = _group(form, n, k, w_scale)
+    check_not_shuffled(NAME, "w_scale", w_scale, "row-major", n, k // (group or k))
     scales = (form.scale_sizes(n, k, group), *(((1,),) if form.rows == 0 else ()))
     _check(form, x, "w_scale", w_scale, scales, form.scale or (dtype,))
     _check(form, x, "w_zeros", w_zeros, (form.zero_sizes(n, k, group),) if form.zeros is not None else (), form.dtypes or (dtype,))
@@ -179,48 +180,6 @@ def _canonical(shape: Shape) -> Shape:
     return shape.with_extra(tuple((name, 0 if name == GROUP else value) for name, value in shape.extra))
 
 
-def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """Draw normal x [m, k], a quantised weight, and the shape's bias [n]."""
-    import torch
-
-    from tunedgemm.ops.formats.repacked import repack_weight
-    from tunedgemm.ops.formats.weight_only import quantise
-
-    generator = torch.Generator(device).manual_seed(seed)
-    form, group, dtype = format_of(shape), int(shape[GROUP]), torch_dtype(shape.dtype)
-    x = quantised.draw(shape.m, shape.k, group or 32, generator).to(dtype)
-    values, index = quantised.draw(shape.n, shape.k, group or 32, generator), None
-    if form.has_index:
-        groups = torch.arange(shape.k, device=device, dtype=torch.int32) // (group or shape.k)
-        index = groups[torch.randperm(shape.k, generator=generator, device=device)]
-    stored = quantise(form.name, values, group, dtype=dtype, index=index)
-    stored = stored if shape.layout == "row" else repack_weight(stored, form.name, shape.layout, dtype)
-    bias = quantised.draw_bias(shape, generator)
-    operands = (x, stored.weight, stored.w_scale, stored.w_zeros, stored.w_index, stored.w_global_scale, *bias)
-    while operands[-1] is None:
-        operands = operands[:-1]
-    return operands
-
-
-def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute the exact product with the decoded weight, its global scale and the bias."""
-    from tunedgemm.ops.formats.repacked import decoded
-    from tunedgemm.ops.formats.weight_only import Weight
-
-    x, bias = operands[0], operands[6] if shape.bias else None
-    wide = exact_dtype(shape.m, shape.n, shape.k)
-    values, factor = decoded(shape, Weight(*operands[1:6]), wide)
-    out = exact_product(x.reshape(shape.m, shape.k), values, wide)
-    out = out if factor is None else out.mul_(factor.to(wide))
-    return out if bias is None else out.add_(bias.to(wide).reshape(1, -1))
-
-
-def _bytes_moved(shape: Shape) -> int:
-    """Count the bytes of each operand and the output once."""
-    of_bytes = 8 * shape.n * shape.k  # counted by `quantised.bytes_moved`, which knows no other sizes
-    return quantised.bytes_moved(shape, stored_as(format_of(shape), shape.layout).stored_bits(shape) - of_bytes, "uint8")
-
-
 def _factors(shape: Shape) -> tuple[Factors, ...]:
     """Return x and the weight; zero points that contain the scales are another factor."""
     zeros = stored_as(format_of(shape), shape.layout)
@@ -312,10 +271,11 @@ op = quantised.product_op(
     values=("libtype", *quantised.VALUES),
     operands=_OPERANDS,
     weights=(1, 2, 3, 4, 5, 6),
+    shuffled_scales=(2,),
     shape_of=_shape_of,
-    make_inputs=_make_inputs,
-    reference=_reference,
-    bytes_moved=_bytes_moved,
+    make_inputs=decoding.make_inputs,
+    reference=decoding.reference,
+    bytes_moved=decoding.bytes_moved,
     fake=_fake,
     factors=_factors,
     fields=lambda shape: {FORMAT: shape[FORMAT]},

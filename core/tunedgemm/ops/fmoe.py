@@ -310,6 +310,7 @@ op = Op(
     name=moe_words.NAME,
     operands=OPERANDS,
     weights=(1, 2, 5, 6),
+    shuffled_scales=(5, 6, 7),
     columns=Columns(
         tuned_file="tuned_fmoe.csv",
         untuned_file="untuned_fmoe.csv",

@@ -139,6 +139,8 @@ class Op:
         fake: (*operands, otype) -> an empty output, for meta tensors.
         fields: shape -> the keyword arguments of `shape_of`, except ``otype``, that the operands
             do not determine.
+        shuffled_scales: positions of the scales whose bytes may be in AITER's order
+            (`tunedgemm.ops.scale_order`), which cache keys then show.
         strided: positions of the operands whose strides are part of the shape. Launchers get them
             aligned, but not contiguous.
         problem: shape -> why it is impossible: the field and the valid values; "" if it is valid.
@@ -177,6 +179,7 @@ class Op:
     bytes_moved: Callable[[Shape], int]
     fake: Callable[..., torch.Tensor]
     fields: Callable[[Shape], Mapping[str, Any]] = lambda _: {}
+    shuffled_scales: tuple[int, ...] = ()
     strided: tuple[int, ...] = ()
     problem: Callable[[Shape], str] = lambda _: ""
     canonical: Callable[[Shape], Shape] = lambda shape: shape
@@ -226,7 +229,7 @@ class Op:
     @functools.cached_property
     def key_of(self) -> Callable[..., Any]:
         """Return the function that computes cache keys; see `tunedgemm.ops.key.key_function`."""
-        return key_function(self.operands, self.matrices)
+        return key_function(self.operands, self.matrices, scales=self.shuffled_scales)
 
     @functools.cached_property
     def sizes_of(self) -> Callable[..., Any]:

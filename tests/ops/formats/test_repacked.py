@@ -6,7 +6,7 @@ import torch
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named
-from tunedgemm.ops.formats.repacked import decoded, repack_weight
+from tunedgemm.ops.formats.repacked import decode_repacked, repack_weight
 from tunedgemm.ops.formats.shuffle import as_shuffled, shuffle_weight, unshuffle_weight
 from tunedgemm.ops.formats.weight_only import Weight, decode, quantise, unpack
 from tunedgemm.ops.repacked import PACKINGS, kind_of
@@ -112,12 +112,12 @@ def test_small_scales_of_nvfp4_are_lifted_or_lost():
     small.w_scale[5, 1] = 2.0**-9
     for dtype, lost in ((torch.bfloat16, False), (torch.float16, True)):
         shape = shape_of("nvfp4", "marlin", 16, dtype)
-        values, factor = decoded(shape, repack_weight(small, "nvfp4", "marlin", dtype), torch.float64)
+        values, factor = decode_repacked(shape, repack_weight(small, "nvfp4", "marlin", dtype), torch.float64)
         exact = decode(FORMATS["nvfp4"], small, torch.float64) * small.w_global_scale
         assert bool((values * factor)[5, 16:32].any()) is not lost
         exact[5, 16:32] *= not lost
         assert torch.equal((values * factor).float(), exact.float())
-    values, _ = decoded(
+    values, _ = decode_repacked(
         shape, repack_weight(attrs.evolve(small, w_scale=torch.zeros_like(small.w_scale)), "nvfp4", "marlin"), torch.float32
     )
     assert not values.any()
@@ -135,7 +135,7 @@ def test_decoding_inverts_repacking(layout, name):
                 continue
             stored = stored_as(name, group, dtype, k=256)
             packed = repack_weight(stored, name, layout, dtype)
-            values, factor = decoded(shape, packed, torch.float64)
+            values, factor = decode_repacked(shape, packed, torch.float64)
             exact = decode(form, stored, torch.float64)
             difference = ((values if factor is None else values * factor / stored.w_global_scale) - exact).abs()
             zero_points = layout == "machete" and form.zeros is not None
@@ -199,7 +199,7 @@ def test_a_row_of_operands_is_served():
     for layout, name, dtype in (("marlin", "nvfp4", torch.float16), ("machete", "ct_int4_zp", torch.bfloat16)):
         x, bias, packed = torch.randn(2, 3, K).to(dtype), torch.randn(N), repack_weight(stored_as(name, dtype=dtype), name, layout, dtype)
         out = tunedgemm.gemm_a16wn(x, *attrs.astuple(packed, recurse=False), bias, torch.float32, w_format=name)
-        values, factor = decoded(shape_of(name, layout, max(FORMATS[name].groups) or 0, dtype), packed, torch.float64)
+        values, factor = decode_repacked(shape_of(name, layout, max(FORMATS[name].groups) or 0, dtype), packed, torch.float64)
         exact = (x.double() @ values.t()) * (1 if factor is None else factor) + bias
         assert out.shape == (2, 3, N) and (out.double() - exact).norm() < 1e-5 * exact.norm()
 

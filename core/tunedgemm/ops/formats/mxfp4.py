@@ -116,7 +116,7 @@ def dequant_fp4(q: torch.Tensor, e8m0: torch.Tensor, dtype: torch.dtype = torch.
     flat = out.view(-1, k)
     for part in slices(rows.shape[0], k):
         pairs = rows[part]
-        values = _values(torch.stack((pairs & 15, pairs >> 4), -1).view(-1, k // _MX, _MX)).to(work_dtype(dtype))
+        values = e2m1_values(torch.stack((pairs & 15, pairs >> 4), -1).view(-1, k // _MX, _MX)).to(work_dtype(dtype))
         values *= powers[part].view(E8M0).to(torch.float32).to(values.dtype)[..., None]
         flat[part] = values.view(-1, k).to(dtype)
     return out
@@ -160,7 +160,7 @@ def e2m1_codes(values: torch.Tensor) -> torch.Tensor:
     return code
 
 
-def _values(codes: torch.Tensor) -> torch.Tensor:
+def e2m1_values(codes: torch.Tensor) -> torch.Tensor:
     """Decode 4-bit codes to float32 by shifting bits, without a look-up table on the device."""
     size = (codes & 7).to(torch.int32)
     bits = torch.where(size > 1, (size + (126 << 1)) << 22, size * (126 << 23))

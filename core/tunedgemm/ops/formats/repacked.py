@@ -16,7 +16,7 @@ from tunedgemm.errors import OperandError
 from tunedgemm.ops.formats.quant import slices, work_dtype
 from tunedgemm.ops.formats.scales import E8M0
 from tunedgemm.ops.formats.shuffle import as_shuffled, plain_weight
-from tunedgemm.ops.formats.weight_only import Weight, _by_row, _values_of, decode, unpack
+from tunedgemm.ops.formats.weight_only import Weight, _by_row, _values_of, unpack
 from tunedgemm.ops.repacked import MARLIN, PACKINGS, kind_of, misfit
 from tunedgemm.ops.weight_formats import WeightFormat, format_named, format_of
 from tunedgemm.shape import Shape
@@ -68,12 +68,9 @@ def repack_weight(stored: Weight, w_format: str, layout: str, dtype: torch.dtype
     return Weight(weight, scale, zeros, None if order is None else order.to(torch.int32), factor)
 
 
-def decoded(shape: Shape, stored: Weight, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
+def decode_repacked(shape: Shape, stored: Weight, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return value times scale [N, K] in *dtype* of a weight in the shape's layout, and its global scale."""
-    form = format_of(shape)
-    if shape.layout == "row":
-        return decode(form, stored, dtype), stored.w_global_scale
-    (n, k), inner = (shape.n, shape.k), work_dtype(dtype)
+    form, (n, k), inner = format_of(shape), (shape.n, shape.k), work_dtype(dtype)
     codes, scale, zeros, factor = _unpacked(plain_weight(stored.weight), form, shape), stored.w_scale, None, stored.w_global_scale
     if shape.layout == MARLIN:
         scale, factor = _scales_of_marlin(form, stored, torch_dtype(shape.dtype))
