@@ -199,7 +199,7 @@ def test_the_bytes_are_those_of_vllms_repacking() -> None:
         of_machete = operators.machete_prepack_B(words.t().contiguous().t(), torch.bfloat16, kind, torch.bfloat16)
         for layout, theirs in (("marlin", of_marlin), ("machete", of_machete)):
             ours = operands_of(shape_of(name, layout, n=1024, k=2048), "cuda")[1]
-            assert torch.equal(ours.view(-1).view(torch.int32), theirs.contiguous().view(-1)), (name, layout)
+            assert torch.equal(ours.view(-1).view(torch.int32), theirs.as_strided((theirs.numel(),), (1,))), (name, layout)
 
 
 @pytest.mark.gpu
