@@ -141,7 +141,7 @@ def check_values(w_index: torch.Tensor | None, w_global_scale: torch.Tensor | No
     Calls read no values, since that would wait for a GPU. Check a layer once, when it is loaded.
 
     Raises:
-        OperandError: a group is outside, or the scale is one that divides.
+        OperandError: a group is outside, or the scale is not finite, not above 0, or above 1.
     """
     if w_index is not None:
         low, high = (int(end) for end in w_index.aminmax())
@@ -150,11 +150,8 @@ def check_values(w_index: torch.Tensor | None, w_global_scale: torch.Tensor | No
                 f"{NAME}: w_index: groups must be from 0 to {groups - 1} (got {low} to {high}); "
                 "of a sharded weight with act-order, keep the scales and zero points of all groups"
             )
-    if w_global_scale is not None and (value := float(w_global_scale.detach())) > 1:
-        raise OperandError(
-            f"{NAME}: w_global_scale: it multiplies, amax / 2688, so it is at most 1 (got {value:g}); "
-            "pass the reciprocal of a scale that divides, as of compressed-tensors"
-        )
+    if w_global_scale is not None:
+        quantised.check_global_scale(NAME, "w_global_scale", w_global_scale, 1.0)
 
 
 def _problem(shape: Shape) -> str:

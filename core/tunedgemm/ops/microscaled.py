@@ -9,7 +9,6 @@ nvfp4, whose two global scales multiply the float32 accumulator. The formats are
 from __future__ import annotations
 
 import functools
-import math
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.errors import OperandError
@@ -98,16 +97,8 @@ def check_values(x_global_scale: torch.Tensor | None, w_global_scale: torch.Tens
         OperandError: a scale is not finite, not above 0, or above 65504 / 2688.
     """
     for name, scale in (("x_global_scale", x_global_scale), ("w_global_scale", w_global_scale)):
-        if scale is None:
-            continue
-        value = float(scale.detach())
-        if not 0 < value < math.inf:
-            raise OperandError(f"a4w4_nvfp4: {name} must be finite and above 0 (got {value:g}); pass amax / 2688, or 1 for zeros")
-        if value > _MOST:
-            raise OperandError(
-                f"a4w4_nvfp4: {name}: it multiplies, amax / 2688, and must be at most {_MOST:.4g} (got {value:g}); "
-                "pass the reciprocal of a scale that divides, as quantisers of vLLM and FlashInfer take"
-            )
+        if scale is not None:
+            quantised.check_global_scale("a4w4_nvfp4", name, scale, _MOST)
 
 
 def _problem(shape: Shape) -> str:

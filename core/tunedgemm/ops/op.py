@@ -90,11 +90,13 @@ class Factors:
         activations, weights: operand positions in order of preference; the first with a float or
             e8m0 dtype is used.
         is_linear: whether scaling a row of activations scales that row of the output.
+        k: field of the shape with the number of elements that they sum over.
     """
 
     activations: tuple[int, ...]
     weights: tuple[int, ...]
     is_linear: bool = True
+    k: str = "k"
 
 
 def unbiased(shape: Shape) -> Shape:
@@ -221,10 +223,15 @@ class Op:
         return self._large()
 
     @functools.cached_property
+    def roles(self) -> tuple[str, ...]:
+        """Return the word in each operand's name for what it holds; "" for values that multiply."""
+        words = ("scale", "zeros", "index", "bias")
+        return tuple(next((word for word in words if word in name), "") for name in self.operands)
+
+    @functools.cached_property
     def matrices(self) -> tuple[int, ...]:
         """Return the positions of the weights, without scales, zero points, indices and biases."""
-        words = ("scale", "zeros", "index", "bias")
-        return tuple(index for index in self.weights if not any(word in self.operands[index] for word in words))
+        return tuple(index for index in self.weights if not self.roles[index])
 
     @functools.cached_property
     def key_of(self) -> Callable[..., Any]:
