@@ -174,8 +174,10 @@ def test_what_a_layout_lacks(name, group, layout, sizes, message):
     assert str(error.value) == f"repack_weight: {message}"
 
 
-def test_mx_scales_need_bf16():
-    """Marlin reads e8m0 scales as bf16."""
+def test_dtypes_of_x():
+    """Kernels take 16 bits, and Marlin reads e8m0 scales as bf16."""
+    with pytest.raises(OperandError, match=r"dtype must be torch.bfloat16 or torch.float16 \(got torch.float32\); pass the dtype of x"):
+        repack_weight(stored_as("ct_int4"), "ct_int4", "marlin", torch.float32)
     with pytest.raises(OperandError, match=r"mxfp8 in layout marlin needs x in bf16 \(got fp16\)"):
         repack_weight(stored_as("mxfp8"), "mxfp8", "marlin", torch.float16)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from tunedgemm.dtype import torch_dtype
+from tunedgemm.dtype import short_dtype, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops.formats.quant import slices, work_dtype
 from tunedgemm.ops.formats.scales import E8M0
@@ -41,15 +41,17 @@ def repack_weight(stored: Weight, w_format: str, layout: str, dtype: torch.dtype
         dtype: dtype of x.
 
     Raises:
-        OperandError: the layout lacks the format, group or sizes, or the groups of an index differ
-            in size.
+        OperandError: the layout lacks the format, group, sizes or dtype, or the groups of an index
+            differ in size.
     """
     form = format_named(w_format)
+    if dtype not in _OF_FP8:
+        raise OperandError(f"repack_weight: dtype must be {' or '.join(map(str, _OF_FP8))} (got {dtype}); pass the dtype of x")
     codes = unpack(stored.weight, form, form.along)
     (n, k), scale = codes.shape, _by_row(stored.w_scale, form, codes.shape[0])
     order, group = None, 0 if scale.shape[1] == 1 else k // scale.shape[1]
     extra = {"w_format": w_format, "w_group": group}
-    if fault := misfit(Shape("a16wn", 1, n, k, "bf16" if dtype == torch.bfloat16 else "fp16", layout=layout, extra=extra)):  # type: ignore[arg-type]
+    if fault := misfit(Shape("a16wn", 1, n, k, short_dtype(dtype), layout=layout, extra=extra)):  # type: ignore[arg-type]
         raise OperandError(f"repack_weight: {fault}")
     if stored.w_index is not None:
         order = _order(stored.w_index, scale.shape[1])
