@@ -99,8 +99,7 @@ def _check(
 
 def _sizes(form: WeightFormat, x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int]:
     """Return N and K; raise an error if x and the stored weight do not match."""
-    n, k = form.turned(*weight.shape) if weight.dim() == 2 else (0, 0)
-    n, k = (n, k * form.per) if form.along == "k" else (n * form.per, k)
+    n, k = form.sizes(tuple(weight.shape)) if weight.dim() == 2 else (0, 0)
     if weight.dim() != 2 or not x.dim() or x.shape[-1] != k or x.device != weight.device:
         over = f"/{form.per}" if form.per > 1 else ""
         names = ["N", f"K{over}"] if form.along == "k" else [f"N{over}", "K"]

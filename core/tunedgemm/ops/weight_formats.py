@@ -69,6 +69,11 @@ class WeightFormat:
         """Return sizes along N and K in the order in which they are stored."""
         return (k, n) if self.is_kn else (n, k)
 
+    def sizes(self, stored: tuple[int, ...]) -> tuple[int, int]:
+        """Return N and K of a weight by the sizes of its stored tensor."""
+        n, k = self.turned(*stored)
+        return (n, k * self.per) if self.along == "k" else (n * self.per, k)
+
     def scale_sizes(self, n: int, k: int, group: int) -> tuple[int, ...]:
         """Return the sizes of the scales."""
         return self.turned(-(-n // self.rows), k // (group or k)) if self.rows else ()

@@ -49,8 +49,8 @@ def decode(form: WeightFormat, stored: Weight, dtype: torch.dtype = torch.float3
 
     It is computed in float64 for float64, else in float32. An index beyond the groups gives NaN.
     """
-    codes = unpack(stored.weight, form, form.along)
-    (n, k), inner = codes.shape, work_dtype(dtype)
+    (n, k), inner, weight = form.sizes(tuple(stored.weight.shape)), work_dtype(dtype), stored.weight
+    whole = unpack(weight, form, "n") if form.along == "n" else None  # else in slices, which takes less memory
     scale, zeros, index = _by_row(stored.w_scale, form, n), None, stored.w_index
     if stored.w_zeros is not None:
         zeros = (unpack(stored.w_zeros, form, "n")[:n] + (form.zeros or 0)) & ((1 << form.bits) - 1)
@@ -58,10 +58,11 @@ def decode(form: WeightFormat, stored: Weight, dtype: torch.dtype = torch.float3
         scale = torch.nn.functional.pad(scale, (0, 1), value=torch.nan)
         index = index.where((index >= 0) & (index < scale.shape[1]), -1) % scale.shape[1]
         zeros = None if zeros is None else torch.nn.functional.pad(zeros, (0, 1))
-    out = torch.empty(n, k, dtype=dtype, device=codes.device)
+    out = torch.empty(n, k, dtype=dtype, device=weight.device)
     for part in slices(n, k):
         scales = scale[part] if index is None else scale[part][:, index]
-        values = _values_of(codes[part], form).to(inner).view(-1, scales.shape[1], k // scales.shape[1])
+        codes = unpack(weight[:, part] if form.is_kn else weight[part], form, "k") if whole is None else whole[part]
+        values = _values_of(codes, form).to(inner).view(-1, scales.shape[1], k // scales.shape[1])
         if zeros is not None:
             values -= (zeros[part] if index is None else zeros[part][:, index])[..., None]
         out[part] = (values * scales[..., None].to(inner)).view(-1, k)
