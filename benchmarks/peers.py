@@ -6,9 +6,9 @@ deepgemm
     grouped products alone, over rows that are sorted and quantised already: a floor.
 linear
     F.linear in the dtype of the activations, by the decoded weight: what `a16wn` competes with.
-marlin
-    vLLM's Marlin for `a16wn` in gptq_int4, awq_int4, mxfp8, mxfp4 and nvfp4, by the weight as
-    vLLM 0.33 repacks it when it loads a layer.
+marlin, machete
+    vLLM's product for `a16wn` by the plugin `vllm`, by the weight as vLLM 0.33 repacks it when it
+    loads a layer. The operator chooses the kernel, as in vLLM.
 persistent
     The product that vLLM's batch-invariant mode runs for bf16, with its tables.
 vllm
@@ -17,7 +17,7 @@ vllm
     scales by row: the same bytes of weights, other results. With ``VLLM_BATCH_INVARIANT=1`` in the
     environment they are those of that mode.
 
-vLLM itself is imported for `marlin` and `persistent` only, which takes seconds. Each product is
+vLLM itself is imported for `persistent` only, which takes seconds. Each product is
 compared with the reference, and a wrong one is not timed: vLLM takes the scales of x for M-major,
 whatever their strides.
 """
@@ -40,7 +40,10 @@ from tunedgemm.device import current_device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import UserError
 from tunedgemm.ops import op_named
+from tunedgemm.ops.formats.repacked import repack_weight
+from tunedgemm.ops.formats.shuffle import plain_weight
 from tunedgemm.ops.formats.weight_only import Weight, decode
+from tunedgemm.ops.repacked import PACKINGS
 from tunedgemm.ops.weight_formats import format_of
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
@@ -205,12 +208,12 @@ def _linear(shape: Shape) -> Callable[..., torch.Tensor]:
     return lambda x, *_: torch.nn.functional.linear(x, *next(weights))
 
 
-def _rotated(weight: tuple[torch.Tensor, ...]) -> Iterator[tuple[torch.Tensor, ...]]:
+def _rotated(weight: tuple[torch.Tensor | None, ...]) -> Iterator[tuple[torch.Tensor | None, ...]]:
     """Cycle through copies of a repacked weight that no cache holds: each call takes the next one."""
-    size = sum(each.nbytes for each in weight)
-    cache = torch.cuda.get_device_properties(weight[0].device).L2_cache_size
+    given = [each for each in weight if each is not None]
+    size, cache = sum(each.nbytes for each in given), torch.cuda.get_device_properties(given[0].device).L2_cache_size
     copies = max(2, -(-COLD * cache // size))
-    return itertools.cycle([tuple(each.clone() for each in weight) for _ in range(copies)])
+    return itertools.cycle([tuple(each if each is None else each.clone() for each in weight) for _ in range(copies)])
 
 
 def _stored(shape: Shape) -> tuple[torch.Tensor, Weight]:
@@ -219,60 +222,37 @@ def _stored(shape: Shape) -> tuple[torch.Tensor, Weight]:
     return x, Weight(*operands[:5])
 
 
-def _marlin(shape: Shape) -> Callable[..., torch.Tensor]:
-    """Return Marlin's product by a weight that is repacked once, as vLLM's layers do.
+def _repacked(layout: str, shape: Shape) -> Callable[..., torch.Tensor]:
+    """Return the product of vLLM's operator for a layout, by a weight that is repacked once.
 
     Raises:
-        KeyError: a format that vLLM has no Marlin for, or that this benchmark does not repack.
+        KeyError: the operator does not serve the format, group or sizes.
     """
     if shape.op != "a16wn":
         raise KeyError(shape.op)
-    from vllm.model_executor.layers.quantization.utils import marlin_utils as utils
-    from vllm.scalar_type import scalar_types
+    from tunedgemm_vllm import vllm
 
-    library = vllm_ops()
-    (x, weight), n, k, group = _stored(shape), shape.n, shape.k, int(shape["w_group"])
-    workspace = utils.marlin_make_workspace_new(x.device)
-    if shape["w_format"] in _LAYERS:
-        return _marlin_layer(shape, weight, workspace)
-    kinds = {"gptq_int4": scalar_types.uint4b8, "awq_int4": scalar_types.uint4}
-    kind, scale = kinds[str(shape["w_format"])], utils.marlin_permute_scales(weight.w_scale, k, n, group or -1)
-    if weight.w_zeros is None:
-        codes = library.gptq_marlin_repack(weight.weight, k, n, 4, False)
-        zeros = utils.marlin_make_empty(x.device)
-    else:
-        codes = library.awq_marlin_repack(weight.weight, k, n, 4, False)
-        zeros = utils.awq_to_marlin_zero_points(weight.w_zeros, k // (group or k), n, 4)
-    weights = _rotated((codes, scale, zeros))
-    return lambda x, *_: utils.apply_gptq_marlin_linear(x, *next(weights), workspace, kind, n, k)
+    moved = attrs.evolve(shape, layout=layout)
+    if reason := op_named(shape.op).problem(moved) or str(vllm.refusal(moved, current_device()) or ""):
+        raise KeyError(reason)
+    bound = vllm.bind(vllm.solutions(moved, current_device())[0], moved, current_device())
+    if not isinstance(bound, Launcher):
+        raise KeyError(str(bound))
+    stored = repack_weight(_stored(shape)[1], str(shape["w_format"]), layout, torch_dtype(shape.dtype))
+    operands = plain_weight(stored.weight), *attrs.astuple(stored, recurse=False)[1:]
+    while operands[-1] is None:
+        operands = operands[:-1]
+    weights = _rotated(operands)
+    return lambda x, *_: bound.call(x, *next(weights))
 
 
-#: Formats that vLLM repacks by functions of a layer: module, and the end of the functions' names.
-_LAYERS = {"mxfp8": ("marlin_utils_fp8", "mxfp8"), "mxfp4": ("marlin_utils_fp4", "fp4"), "nvfp4": ("marlin_utils_fp4", "fp4")}
-
-
-def _marlin_layer(shape: Shape, weight: Weight, workspace: torch.Tensor) -> Callable[..., torch.Tensor]:
-    module, name = _LAYERS[str(shape["w_format"])]
-    library = importlib.import_module(f"vllm.model_executor.layers.quantization.utils.{module}")
-    layer, dtype = torch.nn.Module(), torch_dtype(shape.dtype)
-    layer.output_size_per_partition, layer.input_size_per_partition, layer.params_dtype = shape.n, shape.k, dtype
-    scale = weight.w_scale.view(torch.uint8) if name == "mxfp8" else weight.w_scale
-    stored = {"weight": weight.weight if name == "mxfp8" else weight.weight.view(torch.uint8), "weight_scale": scale}
-    stored |= {} if weight.w_global_scale is None else {"weight_global_scale": weight.w_global_scale.reshape(())}
-    for key, value in stored.items():
-        setattr(layer, key, torch.nn.Parameter(value, requires_grad=False))
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        getattr(library, f"prepare_{name}_layer_for_marlin")(layer)
-    finally:
-        torch.set_default_dtype(default)
-    apply, factor = getattr(library, f"apply_{name}_marlin_linear"), getattr(layer, "weight_global_scale", None)
-    weights, last = _rotated((layer.weight.data, layer.weight_scale.data)), (factor,) if name == "fp4" else ()
-    return lambda x, *_: apply(x, *next(weights), *last, workspace, shape.n, shape.k)
-
-
-PEERS = {"deepgemm": _deepgemm, "linear": _linear, "marlin": _marlin, "persistent": _persistent, "vllm": _vllm}
+PEERS: dict[str, Callable[[Shape], Callable[..., torch.Tensor]]] = {
+    "deepgemm": _deepgemm,
+    "linear": _linear,
+    **{layout: functools.partial(_repacked, layout) for layout in PACKINGS},
+    "persistent": _persistent,
+    "vllm": _vllm,
+}
 
 
 def peer(name: str, shape: Shape) -> Launcher | str:

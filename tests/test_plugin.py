@@ -15,8 +15,8 @@ Tolerance TunedGemmError Unsupported UserError device_of hookimpl
     launching: """
 ARCHITECTURES CallPlan Driver DriverInterface FORMATS ForkSafeLock KernelFunction Launch LaunchPlan MapDescription PRODUCT Rates
 TensorMap WeightFormat Work X_THEN_W call_of device_context driver_interface dtype_bits environment_with first_usable
-format_of launch_of load_fault load_function loaded_driver mapped_files may_guess on_device parse_dtype predict_us read_rates
-scale_order scale_strides scratch semaphores short_dtype stand_ins sum_order switched_on torch_dtype torch_launcher
+format_of kind_of launch_of load_fault load_function loaded_driver mapped_files may_guess on_device parse_dtype predict_us
+read_rates scale_order scale_strides scratch semaphores short_dtype stand_ins sum_order switched_on torch_dtype torch_launcher
 unit_peak_over unusual_experts warn_once workspace
 """,
     files: """

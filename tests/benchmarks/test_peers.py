@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from collections.abc import Callable
@@ -9,14 +10,18 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 import torch
+import tunedgemm_vllm
 from tunedgemm.backends.launcher import Launcher
+from tunedgemm.device import Device
 from tunedgemm.errors import UserError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 
 ROOT = Path(__file__).parents[2] / "benchmarks"
+STAND_INS = ROOT.parent / "plugins/vllm/tests/installed"
 BLOCKS = Shape("a8w8_blockscale", 5, 256, 384, "fp8_e4m3fn", "bf16", scale="block", extra={"scale_order": "m_major_padded"})
 
 
@@ -98,8 +103,8 @@ def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(L2_cache_size=1024))
 
 
-def _decoded(name: str, group: int) -> Shape:
-    return Shape("a16wn", 5, 48, 256, scale="block", extra={"w_format": name, "w_group": group})
+def _decoded(name: str, group: int, n: int = 48) -> Shape:
+    return Shape("a16wn", 5, n, 256, scale="block", extra={"w_format": name, "w_group": group})
 
 
 @pytest.mark.usefixtures("small_cache")
@@ -111,29 +116,15 @@ def test_the_decoded_weight_is_a_peer_of_weight_only_products(peers: ModuleType)
 
 
 @pytest.mark.usefixtures("small_cache")
-def test_marlin_repacks_once_what_vllm_repacks(peers: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The repacking gets what vLLM 0.33 takes, without a permutation; other formats are a reason."""
-    shape, repacked = _decoded("gptq_int4", 128), list[Any]()
-
-    def repack(codes: torch.Tensor, k: int, n: int, bits: int, is_a_8bit: bool) -> torch.Tensor:
-        repacked.append((k, n, bits, is_a_8bit))
-        return codes
-
-    def product(x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, *_: Any) -> torch.Tensor:
-        return op_named("a16wn").reference(shape, (x, codes, scale))
-
-    utils: Any = ModuleType("vllm.model_executor.layers.quantization.utils.marlin_utils")
-    utils.marlin_make_workspace_new = utils.marlin_make_empty = lambda device: torch.empty(0, device=device)
-    utils.marlin_permute_scales, utils.apply_gptq_marlin_linear = lambda scale, *_: scale, product
-    types: Any = ModuleType("vllm.scalar_type")
-    types.scalar_types = SimpleNamespace(uint4b8="uint4b8", uint4="uint4")
-    for module in (utils, types):
-        parts = module.__name__.split(".")
-        for end in range(1, len(parts)):
-            monkeypatch.setitem(sys.modules, ".".join(parts[:end]), ModuleType(parts[end - 1]))
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(sys.modules["vllm.model_executor.layers.quantization.utils"], "marlin_utils", utils, raising=False)
-    monkeypatch.setattr(peers, "vllm_ops", lambda: SimpleNamespace(gptq_marlin_repack=repack))
-    assert isinstance(peers.peer("marlin", shape), Launcher)
-    assert repacked == [(shape.k, shape.n, 4, False)]
-    assert peers.peer("marlin", _decoded("int8_channel", 0)) == "marlin has no a16wn: int8_channel"
+def test_vllms_products_of_repacked_weights(peers: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plugin's launchers get the weight in their layout; what they do not serve is a reason."""
+    monkeypatch.syspath_prepend(STAND_INS)
+    importlib.import_module("vllm_stand_in_operators")
+    hooks = tunedgemm_vllm.Vllm("vllm", tunedgemm_vllm.library.Vendor("vllm_stand_in", "vllm_stand_in_C"))
+    monkeypatch.setattr(tunedgemm_vllm, "vllm", attrs.evolve(tunedgemm_vllm.vllm, hooks=hooks, host=Device("sm_90", 132)))
+    for layout, name, group in (("marlin", "nvfp4", 16), ("marlin", "gptq_int4_zp", 32), ("machete", "awq_int4", 64)):
+        assert isinstance(peers.peer(layout, _decoded(name, group, 128)), Launcher)
+    wanted = "marlin has no a16wn: layout marlin needs N and K to be multiples of 64 and 128 or 128 and 64 (got 48 and 256)"
+    assert peers.peer("marlin", _decoded("gptq_int4", 128)) == wanted
+    wanted = "machete has no a16wn: output must be bf16, as x (got fp32)"
+    assert peers.peer("machete", attrs.evolve(_decoded("ct_int4", 64, 128), outdtype="fp32")) == wanted

@@ -1,5 +1,7 @@
 """a16wn: weights in formats that are records, their shapes, columns, reference and function."""
 
+import itertools
+import math
 import re
 
 import attrs
@@ -96,6 +98,9 @@ class TestShapeOf:
         """Each error names the op, the operand, the given value and the valid one."""
         with pytest.raises(OperandError, match=f"^a16wn: .*{re.escape(message)}"):
             OP.shape_of(X, *operands, w_format=w_format)
+        absent = [None] * (6 - len(operands))
+        with pytest.raises(OperandError, match=f"^a16wn: .*{re.escape(message)}"):  # also without a hash
+            TunedGemm().gemm_a16wn(X, *operands, *absent, w_format=w_format)
 
     @listed(("w_format", "group", "keyed"), [("gptq_int4_order", 128, 64), ("gptq_int4", 256, 0)])
     def test_a_shard_of_k(self, w_format, group, keyed):
@@ -122,6 +127,9 @@ class TestShapeOf:
         OP.shape_of(X, ints(8, 9), ones(2, 9), None, ints(64) + 2, w_format="gptq_int4_order")
         with pytest.raises(OperandError, match=r"w_global_scale: it multiplies, .* at most 1 \(got 896\); pass the reciprocal"):
             check_values(None, divides, 1)
+        for value in (0.0, -1.0, math.nan, math.inf):
+            with pytest.raises(OperandError, match=r"w_global_scale must be finite and above 0"):
+                check_values(None, torch.tensor(value), 1)
         with pytest.raises(OperandError, match=r"w_index: groups must be from 0 to 1 \(got 2 to 2\); of a sharded"):
             check_values(ints(64) + 2, None, 2)
         check_values(None, torch.nn.Parameter(torch.tensor(1.0)), 1)  # read without torch's warning of a gradient
@@ -262,6 +270,50 @@ def served_twice(shapes, tmp_path, monkeypatch):
         assert production.of("a16wn").explain(which).tuned
         out, wanted = called(production, which)
         assert worst_row_error(out, wanted) <= OP.tolerance(which).row_error
+
+
+def on_a_grid(form, n, k, group, dtype, generator):
+    """Draw a weight of any codes whose scales are powers of two, so that sums of its products are exact."""
+
+    def draw(low, high, *sizes):
+        return torch.randint(low, high, sizes, generator=generator)
+
+    def scales(sizes, dtype):
+        return (2.0 ** draw(-2, 3, *sizes)).to(dtype)
+
+    n_stored, k_stored = (n, k // form.per) if form.along == "k" else (n // form.per, k)
+    sizes, zeros = form.turned(n_stored, k_stored), form.zero_sizes(n, k, group)
+    if form.dtypes[0].startswith("fp8"):
+        weight = draw(-8, 9, *sizes).to(torch.float8_e4m3fn)
+    else:
+        ends = {"int32": (-(1 << 31), 1 << 31, torch.int32), "int8": (-128, 128, torch.int8)}
+        low, high, stored = ends.get(form.dtypes[0], (0, 256, torch.uint8))
+        weight = draw(low, high, *sizes).to(stored)
+    return Weight(
+        weight,
+        scales(form.scale_sizes(n, k, group), torch_dtype(form.scale[0]) if form.scale else dtype),
+        None if form.zeros is None else draw(-(1 << 31), 1 << 31, *zeros).to(torch.int32),
+        draw(0, k // (group or k), k).to(torch.int32) if form.has_index else None,
+        scales((), torch.float32) if form.has_global else None,
+    )
+
+
+def test_products_on_a_grid_are_exact():
+    """Sums of any codes times small integers are exact in float32; a NaN scale spoils its rows."""
+    gemm, generator = TunedGemm(), torch.Generator().manual_seed(0)
+    for dtype, form in itertools.product((torch.bfloat16, torch.float16), FORMATS.values()):
+        group = form.groups[int(torch.randint(len(form.groups), (), generator=generator))]
+        m, n, blocks = (int(torch.randint(1, end, (), generator=generator)) for end in (34, 40, 4))
+        n, k = n * (form.per if form.along == "n" else 1), blocks * max(group, 2 * form.per)
+        stored, x = on_a_grid(form, n, k, group, dtype, generator), torch.randint(-4, 5, (m, k), generator=generator).to(dtype)
+        factor = 1.0 if stored.w_global_scale is None else float(stored.w_global_scale)
+        for spoiled in (None, math.nan) if "e8m0" in form.scale else (None, 0.0, math.nan):  # e8m0 has no zero
+            if spoiled is not None:
+                stored.w_scale.view(-1)[torch.randint(stored.w_scale.numel(), (), generator=generator)] = spoiled
+            wanted = x.double() @ decode(form, stored, torch.float64).t() * factor
+            out = gemm.gemm_a16wn(x, *attrs.astuple(stored, recurse=False), None, torch.float32, w_format=form.name)
+            torch.testing.assert_close(out.double(), wanted, rtol=0, atol=0, equal_nan=True)
+            assert form.has_index or bool(out.isnan().any()) is (spoiled is not None and math.isnan(spoiled))
 
 
 def called(gemm, which):

@@ -2,6 +2,7 @@
 
 import contextlib
 
+import attrs
 import pytest
 import torch
 import tunedgemm
@@ -9,6 +10,7 @@ from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named, ops
+from tunedgemm.ops.formats.scales import shuffle_scale
 from tunedgemm.ops.formats.shuffle import as_shuffled, plain_weight, shuffle_weight
 from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import SHUFFLED_ADDRESSES, check_not_transposed, layout_of, plain_layout, shuffled_layout
@@ -96,6 +98,38 @@ def test_a_shuffled_weight_is_seen_after_a_plain_one_was_served(op, shape, chang
         with pytest.raises(OperandError, match=message):
             dispatcher.call(*changed, otype=otype, **fields)
         with pytest.raises(OperandError, match=message):
+            hot(*changed, *absent, *fields.values(), otype)
+
+
+def with_scales_of_both_orders(name):
+    """Return an op, and a shape of it whose scales have sizes of row-major and of shuffled ones."""
+    op, wanted = op_named(name), {"w_format": "mxfp4", "q_type": "per_1x32", "q_dtype_w": "fp4x2"}
+    plain = [shape for shape in op.examples if shape.layout == "row" and shape.m]
+    shape = next(shape for shape in plain if all(wanted.get(field, value) == value for field, value in shape.extra))
+    return op, attrs.evolve(shape, m=256, n=256, k=256)
+
+
+@pytest.mark.parametrize("name", sorted(op.name for op in ops().values() if op.shuffled_scales))
+def test_shuffled_scales_are_seen_after_plain_ones_were_served(name):
+    """Functions and `call` refuse scales whose memory is in AITER's order, although row-major ones
+    of their sizes have a launcher."""
+    op, shape = with_scales_of_both_orders(name)
+    dispatcher = Dispatcher(op)
+    hot = hot_function(dispatcher, op.operands, fields=tuple(op.fields(shape)))
+    operands = op.make_inputs(shape, torch.device("cpu"), 0)
+    fields, otype = op.fields(shape), torch_dtype(shape.outdtype)
+    absent = [None] * (len(op.operands) - len(operands))
+    for place in op.shuffled_scales:
+        if place >= len(operands) or operands[place] is None:
+            continue
+        changed, scale = list(operands), operands[place]
+        changed[place] = torch.nn.Parameter(scale.clone(), requires_grad=False)
+        dispatcher.call(*changed, otype=otype, **fields)
+        hot(*changed, *absent, *fields.values(), otype)
+        changed[place].data = shuffle_scale(scale.view(torch.uint8)).plain.view(scale.dtype).view(scale.shape)
+        with pytest.raises(OperandError, match=f"{op.operands[place].removesuffix('?')} .*shuffle"):
+            dispatcher.call(*changed, otype=otype, **fields)
+        with pytest.raises(OperandError, match=f"{op.operands[place].removesuffix('?')} .*shuffle"):
             hot(*changed, *absent, *fields.values(), otype)
 
 

@@ -225,15 +225,18 @@ def test_constructions_are_exact(m, k, n, op, order):
 
 
 @listed("op", list(NAMES))
-def test_signs_and_fractions_are_exact(op):
-    """Small values of e2m1 with scales that are powers of two have exact products in float32."""
-    generator = torch.Generator().manual_seed(0)
-    group = 32 if op == "a8w8_mxfp8" else 16
+@listed("order", list(MX_ORDERS))
+def test_products_on_a_grid_are_exact(op, order):
+    """Sums of values of e2m1 with scales that are powers of two are exact in float32, for any sizes."""
+    generator, group = torch.Generator().manual_seed(1), 32 if op == "a8w8_mxfp8" else 16
     table = torch.tensor([-6.0, -4.0, -3.0, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-    values = [table[torch.randint(15, (rows, 128), generator=generator)] for rows in (5, 9)]
-    scales = [2.0 ** torch.randint(-3, 4, (rows, 128 // group), generator=generator) for rows in (5, 9)]
-    wide = [value.double() * scale.double().repeat_interleave(group, -1) for value, scale in zip(values, scales, strict=True)]
-    assert torch.equal(product(op, *operands_of(op, *values, *scales), dtype=torch.float32).double(), wide[0] @ wide[1].t())
+    for _ in range(6):
+        m, n, blocks = (int(torch.randint(1, end, (), generator=generator)) for end in (140, 140, 12))
+        values = [table[torch.randint(15, (rows, blocks * group), generator=generator)] for rows in (m, n)]
+        scales = [2.0 ** torch.randint(-3, 4, (rows, blocks), generator=generator) for rows in (m, n)]
+        wide = [value.double() * scale.double().repeat_interleave(group, -1) for value, scale in zip(values, scales, strict=True)]
+        out = product(op, *operands_of(op, *values, *scales, order), dtype=torch.float32, scale_order=order)
+        assert torch.equal(out.double(), wide[0] @ wide[1].t()), (m, n, blocks)
 
 
 def noise(found, wanted):

@@ -76,6 +76,12 @@ def test_operands_depend_on_no_generator() -> None:
             assert all(torch.equal(raw(first), raw(second)) for first, second in zip(one, two, strict=True) if first is not None), shape
 
 
+def test_an_op_may_declare_no_factors() -> None:
+    """The first two operands are then taken for x and the weight."""
+    one, two = (StandardOperands(op, SHAPE, CPU).at(CONTENTS) for op in (OP, attrs.evolve(OP, factors=lambda _: ())))
+    assert all(map(torch.equal, one, two))
+
+
 def test_operands_stay_the_same_between_versions() -> None:
     """Labels of tables would change with them."""
     operands = StandardOperands(OP, SHAPE, CPU).at(CONTENTS)

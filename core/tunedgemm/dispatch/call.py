@@ -78,7 +78,7 @@ class Call:
             address = _address(operand) if held else None
             held = address is not None
             ready = ready and address is not None and address % 16 == 0 and (index in op.strided or operand.is_contiguous())
-            if address in SHUFFLED_ADDRESSES and index in op.matrices and forget_freed(operand):
+            if address in SHUFFLED_ADDRESSES and index in (*op.matrices, *op.shuffled_scales) and forget_freed(operand):
                 key = None
         return cls(op, operands, otype, fields, key, held, plain, ready, needed, held and in_capture(operands[0]))
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.dtype import short_dtype, torch_dtype
+from tunedgemm.dtype import short_dtype
 from tunedgemm.errors import OperandError
-from tunedgemm.ops import quantised, scaled_fp4
+from tunedgemm.ops import decoding, quantised, scaled_fp4
 from tunedgemm.ops.hot import BF16, hot, public
 from tunedgemm.ops.op import unbiased
-from tunedgemm.ops.product import exact_dtype, exact_product, fake
+from tunedgemm.ops.product import fake
 from tunedgemm.ops.scale_order import FIELD, SHUFFLED, stated_order
 from tunedgemm.ops.schema import MNK, Column, Dtype, Schema
 from tunedgemm.shape import Shape
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tunedgemm.ops.formats.scales import ShuffledScale
 
 NAME = "a16w4_blockscale"
-_OPERANDS = ("x", "weight", "w_scale", "bias?")
+_OPERANDS = decoding.OPERANDS[NAME]
 #: Dtypes of the activations; the first is the default of rows without one.
 _DTYPES = ("bf16", "fp16")
 
@@ -56,22 +56,6 @@ def _shape_of(
     dtype = short_dtype(x.dtype)
     dtypes = dtype, quantised.outdtype_of(NAME, otype, dtype)
     return scaled_fp4.shape_of(NAME, x, weight, bias, x.shape[-1], dtypes, scale_order, w_scale=w_scale)
-
-
-def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """Draw normal x [m, k], quantised weight [n, k/2] with e8m0 scales, and the shape's bias [n]."""
-    import torch
-
-    generator = torch.Generator(device).manual_seed(seed)
-    x = quantised.draw(shape.m, shape.k, scaled_fp4.GROUP, generator).to(torch_dtype(shape.dtype))
-    return x, *scaled_fp4.draw_weight(shape, generator), *quantised.draw_bias(shape, generator)
-
-
-def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    x, weight, w_scale, bias = (*operands, None)[:4]
-    wide = exact_dtype(shape.m, shape.n, shape.k)
-    out = exact_product(x.reshape(shape.m, shape.k), scaled_fp4.weight_values(shape, weight, w_scale, wide), wide)
-    return out if bias is None else out.add_(bias.to(wide).reshape(1, -1))
 
 
 def gemm_a16wfp4(  # noqa: PLR0913, PLR0917 - AITER's arguments
@@ -124,10 +108,11 @@ op = quantised.product_op(
     values=("libtype", *quantised.VALUES),
     operands=_OPERANDS,
     weights=(1, 2, 3),
+    shuffled_scales=(2,),
     shape_of=_shape_of,
-    make_inputs=_make_inputs,
-    reference=_reference,
-    bytes_moved=lambda shape: quantised.bytes_moved(shape, shape.n * shape.k // scaled_fp4.GROUP * 8, scaled_fp4.FP4[0]),
+    make_inputs=decoding.make_inputs,
+    reference=decoding.reference,
+    bytes_moved=decoding.bytes_moved,
     fake=fake,
     fields=stated_order,
     problem=scaled_fp4.domain(_DTYPES).problem,

@@ -2,22 +2,24 @@
 
 Field ``w_format`` of the shape names the weight's format (`tunedgemm.ops.weight_formats`), and
 ``w_group`` the elements of K that share a scale, 0 for the whole row. Weights, scales and zero
-points are as checkpoints store them. A global scale multiplies the float32 accumulator.
+points are as checkpoints store them, or in a layout of `tunedgemm.ops.repacked`. A global scale
+multiplies the float32 accumulator.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.dtype import short_dtype, torch_dtype
+from tunedgemm.dtype import short_dtype
 from tunedgemm.errors import OperandError, ShapeError
-from tunedgemm.ops import quantised
+from tunedgemm.ops import decoding, quantised
 from tunedgemm.ops.domain import Domain
+from tunedgemm.ops.e8m0 import check_not_shuffled
 from tunedgemm.ops.hot import hot, public
-from tunedgemm.ops.layout import plain_layout
-from tunedgemm.ops.op import unbiased
-from tunedgemm.ops.product import exact_dtype, exact_product
-from tunedgemm.ops.schema import BIAS, MNK, Dtype, Schema, Size, Word
+from tunedgemm.ops.layout import layout_of
+from tunedgemm.ops.op import Factors, unbiased
+from tunedgemm.ops.repacked import misfit, stored_as
+from tunedgemm.ops.schema import BIAS, MNK, Column, Dtype, Schema, Size, Word
 from tunedgemm.ops.weight_formats import FORMAT, FORMATS, GROUP, WeightFormat, format_named, format_of
 from tunedgemm.shape import Shape
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 NAME = "a16wn"
-_OPERANDS = ("x", "weight", "w_scale", "w_zeros?", "w_index?", "w_global_scale?", "bias?")
+_OPERANDS = decoding.OPERANDS[NAME]
 #: Dtypes of the activations; the first is the default of rows without one.
 _DTYPES = ("bf16", "fp16")
 
@@ -37,7 +39,7 @@ _SCHEMA = Schema(
         Word(FORMAT, FORMAT, None, allowed=lambda _: tuple(FORMATS)),
         Size(GROUP, GROUP),
     ),
-    own=(quantised.OUTDTYPE, BIAS),
+    own=(Column("layout", "layout", "row"), quantised.OUTDTYPE, BIAS),
 )
 _example = quantised.example_of(_SCHEMA)
 
@@ -57,12 +59,14 @@ def _shape_of(  # noqa: PLR0913 - the op's operands
     form = format_named(w_format)
     quantised.check_dtype(NAME, "x", x, _DTYPES)
     quantised.check_dtype(NAME, "weight", weight, form.dtypes)
-    layout, dtype = plain_layout(NAME, weight), short_dtype(x.dtype)
+    layout, dtype = layout_of(NAME, weight), short_dtype(x.dtype)
     n, k = _sizes(form, x, weight)
+    form = stored_as(form, layout)
     group = _group(form, n, k, w_scale)
+    check_not_shuffled(NAME, "w_scale", w_scale, "row-major", n, k // (group or k))
     scales = (form.scale_sizes(n, k, group), *(((1,),) if form.rows == 0 else ()))
     _check(form, x, "w_scale", w_scale, scales, form.scale or (dtype,))
-    _check(form, x, "w_zeros", w_zeros, (form.zero_sizes(n, k, group),) if form.zeros is not None else (), form.dtypes)
+    _check(form, x, "w_zeros", w_zeros, (form.zero_sizes(n, k, group),) if form.zeros is not None else (), form.dtypes or (dtype,))
     _check(form, x, "w_index", w_index, ((k,),) if form.has_index else (), ("int32",))
     _check(form, x, "w_global_scale", w_global_scale, ((), (1,)) if form.has_global else (), ("fp32",))
     bias_dtype = quantised.bias_dtype_of(NAME, bias, n, x.device)
@@ -95,8 +99,7 @@ def _check(
 
 def _sizes(form: WeightFormat, x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int]:
     """Return N and K; raise an error if x and the stored weight do not match."""
-    n, k = form.turned(*weight.shape) if weight.dim() == 2 else (0, 0)
-    n, k = (n, k * form.per) if form.along == "k" else (n * form.per, k)
+    n, k = form.sizes(tuple(weight.shape)) if weight.dim() == 2 else (0, 0)
     if weight.dim() != 2 or not x.dim() or x.shape[-1] != k or x.device != weight.device:
         over = f"/{form.per}" if form.per > 1 else ""
         names = ["N", f"K{over}"] if form.along == "k" else [f"N{over}", "K"]
@@ -137,7 +140,7 @@ def check_values(w_index: torch.Tensor | None, w_global_scale: torch.Tensor | No
     Calls read no values, since that would wait for a GPU. Check a layer once, when it is loaded.
 
     Raises:
-        OperandError: a group is outside, or the scale is one that divides.
+        OperandError: a group is outside, or the scale is not finite, not above 0, or above 1.
     """
     if w_index is not None:
         low, high = (int(end) for end in w_index.aminmax())
@@ -146,11 +149,8 @@ def check_values(w_index: torch.Tensor | None, w_global_scale: torch.Tensor | No
                 f"{NAME}: w_index: groups must be from 0 to {groups - 1} (got {low} to {high}); "
                 "of a sharded weight with act-order, keep the scales and zero points of all groups"
             )
-    if w_global_scale is not None and (value := float(w_global_scale.detach())) > 1:
-        raise OperandError(
-            f"{NAME}: w_global_scale: it multiplies, amax / 2688, so it is at most 1 (got {value:g}); "
-            "pass the reciprocal of a scale that divides, as of compressed-tensors"
-        )
+    if w_global_scale is not None:
+        quantised.check_global_scale(NAME, "w_global_scale", w_global_scale, 1.0)
 
 
 def _problem(shape: Shape) -> str:
@@ -166,7 +166,7 @@ def _problem(shape: Shape) -> str:
     if size % form.per:
         return f"{name} must be a multiple of {form.per}, which share an element (got {name}={size})"
     least = form.per if form.is_kn else 0  # else `_fake` could not tell the weight's orientation
-    return f"K must be more than {least} (got K={shape.k})" if shape.k <= least else ""
+    return f"K must be more than {least} (got K={shape.k})" if shape.k <= least else misfit(shape)
 
 
 def _canonical(shape: Shape) -> Shape:
@@ -176,42 +176,11 @@ def _canonical(shape: Shape) -> Shape:
     return shape.with_extra(tuple((name, 0 if name == GROUP else value) for name, value in shape.extra))
 
 
-def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """Draw normal x [m, k], a quantised weight, and the shape's bias [n]."""
-    import torch
-
-    from tunedgemm.ops.formats.weight_only import quantise
-
-    generator = torch.Generator(device).manual_seed(seed)
-    form, group, dtype = format_of(shape), int(shape[GROUP]), torch_dtype(shape.dtype)
-    x = quantised.draw(shape.m, shape.k, group or 32, generator).to(dtype)
-    values, index = quantised.draw(shape.n, shape.k, group or 32, generator), None
-    if form.has_index:
-        groups = torch.arange(shape.k, device=device, dtype=torch.int32) // (group or shape.k)
-        index = groups[torch.randperm(shape.k, generator=generator, device=device)]
-    stored = quantise(form.name, values, group, dtype=dtype, index=index)
-    bias = quantised.draw_bias(shape, generator)
-    operands = (x, stored.weight, stored.w_scale, stored.w_zeros, stored.w_index, stored.w_global_scale, *bias)
-    while operands[-1] is None:
-        operands = operands[:-1]
-    return operands
-
-
-def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute the exact product with the decoded weight, its global scale and the bias."""
-    from tunedgemm.ops.formats.weight_only import Weight, decode
-
-    x, weight, bias = operands[0], Weight(*operands[1:6]), operands[6] if shape.bias else None
-    wide = exact_dtype(shape.m, shape.n, shape.k)
-    out = exact_product(x.reshape(shape.m, shape.k), decode(format_of(shape), weight, wide), wide)
-    out = out if weight.w_global_scale is None else out.mul_(weight.w_global_scale.to(wide))
-    return out if bias is None else out.add_(bias.to(wide).reshape(1, -1))
-
-
-def _bytes_moved(shape: Shape) -> int:
-    """Count the bytes of each operand and the output once."""
-    of_bytes = 8 * shape.n * shape.k  # counted by `quantised.bytes_moved`, which knows no other sizes
-    return quantised.bytes_moved(shape, format_of(shape).stored_bits(shape) - of_bytes, "uint8")
+def _factors(shape: Shape) -> tuple[Factors, ...]:
+    """Return x and the weight; zero points that contain the scales are another factor."""
+    zeros = stored_as(format_of(shape), shape.layout)
+    contains = zeros.zeros is not None and not zeros.dtypes
+    return (Factors((0,), (1, 2, 3, 4, 5)), Factors((), (3,)))[: 1 + contains]
 
 
 def _fake(x: torch.Tensor, weight: torch.Tensor, w_scale: torch.Tensor, *_: Any, otype: torch.dtype | None = None) -> torch.Tensor:
@@ -270,6 +239,16 @@ def _examples() -> tuple[Shape, ...]:
     ]
     return (
         *grouped,
+        _example(3, 64, 256, w_format="gptq_int4", w_group="64", layout="marlin"),
+        _example(1, 128, 64, w_format="gptq_int4_zp_order", w_group="32", layout="marlin"),
+        _example(5, 192, 128, w_format="awq_int4", w_group="0", layout="marlin", x_dtype="fp16", outdtype="fp16"),
+        _example(4, 64, 128, w_format="int8_channel", w_group="0", layout="marlin"),
+        _example(2, 128, 256, w_format="fp8_block", w_group="128", layout="marlin", x_dtype="fp16", outdtype="fp32"),
+        _example(3, 64, 128, w_format="mxfp4", w_group="32", layout="marlin", bias="True"),
+        _example(4, 64, 256, w_format="nvfp4", w_group="16", layout="marlin", x_dtype="fp16", outdtype="fp16"),
+        _example(3, 128, 128, w_format="ct_int4", w_group="64", layout="machete"),
+        _example(2, 256, 128, w_format="gptq_int4_zp_order", w_group="64", layout="machete"),
+        _example(5, 128, 64, w_format="awq_int4", w_group="0", layout="machete", x_dtype="fp16", outdtype="fp32", bias="True"),
         _example(33, 130, 96, w_format="gptq_int4", w_group="32", outdtype="fp32"),
         _example(7, 257, 256, w_format="ct_int4_zp", w_group="128", bias="True"),  # odd N
         _example(6, 131, 256, w_format="gptq_int4_zp_order", w_group="64", x_dtype="fp16", bias="True"),
@@ -286,13 +265,15 @@ op = quantised.product_op(
     values=("libtype", *quantised.VALUES),
     operands=_OPERANDS,
     weights=(1, 2, 3, 4, 5, 6),
+    shuffled_scales=(2,),
     shape_of=_shape_of,
-    make_inputs=_make_inputs,
-    reference=_reference,
-    bytes_moved=_bytes_moved,
+    make_inputs=decoding.make_inputs,
+    reference=decoding.reference,
+    bytes_moved=decoding.bytes_moved,
     fake=_fake,
+    factors=_factors,
     fields=lambda shape: {FORMAT: shape[FORMAT]},
-    problem=Domain(_DTYPES, quantised.OUTDTYPES, quantised.BIAS_DTYPES, ("block",), extra=(FORMAT, GROUP), further=_problem).problem,
+    problem=Domain(_DTYPES, quantised.OUTDTYPES, quantised.BIAS_DTYPES, ("block",), "own", extra=(FORMAT, GROUP), further=_problem).problem,
     canonical=_canonical,
     unbiased=unbiased,
     weight_dtype=lambda shape: format_of(shape).dtypes[0],
@@ -302,6 +283,8 @@ op = quantised.product_op(
         _example(1024, 6144, 4096, w_format="awq_int4", w_group="128", x_dtype="fp16"),
         _example(64, 4096, 14336, w_format="nvfp4", w_group="16"),
         _example(4099, 2112, 1408, w_format="mxfp8", w_group="32"),
+        _example(64, 6144, 4096, w_format="gptq_int4", w_group="128", layout="marlin"),
+        _example(300, 4096, 14336, w_format="awq_int4", w_group="128", layout="machete", x_dtype="fp16", outdtype="fp16"),
     ),
     functions=("gemm_a16wn",),
     entry=public(gemm_a16wn, _OPERANDS, (FORMAT,)),

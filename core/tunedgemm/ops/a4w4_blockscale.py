@@ -10,15 +10,14 @@ Accumulation is in float32.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tunedgemm.errors import OperandError
-from tunedgemm.ops import quantised, scaled_fp4
+from tunedgemm.ops import decoding, quantised, scaled_fp4
 from tunedgemm.ops.hot import BF16, hot, public
 from tunedgemm.ops.layout import misfit
-from tunedgemm.ops.op import taken, unbiased
-from tunedgemm.ops.product import exact_dtype, exact_product
-from tunedgemm.ops.scale_order import FIELD, ROW, SHUFFLED, scale_order, stated_order
+from tunedgemm.ops.op import unbiased
+from tunedgemm.ops.scale_order import FIELD, ROW, SHUFFLED, stated_order
 from tunedgemm.ops.schema import MNK, Column, Schema
 from tunedgemm.shape import Shape
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from tunedgemm.ops.formats.scales import ShuffledScale
 
 NAME = "a4w4_blockscale"
-_OPERANDS = ("x", "weight", "x_scale", "w_scale", "bias?")
+_OPERANDS = decoding.OPERANDS[NAME]
 
 
 def _usual_layout(shape: Shape) -> str:
@@ -59,42 +58,6 @@ def _shape_of(
     quantised.check_matrices(NAME, x, weight)
     dtypes = scaled_fp4.FP4[0], quantised.outdtype_of(NAME, otype)
     return scaled_fp4.shape_of(NAME, x, weight, bias, 2 * x.shape[-1], dtypes, scale_order, x_scale=x_scale, w_scale=w_scale)
-
-
-def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """Draw quantised x [m, k/2] and weight [n, k/2] with e8m0 scales, and the shape's bias [n]."""
-    import torch
-
-    from tunedgemm.ops.formats.mxfp4 import per_1x32_f4_quant
-
-    generator = torch.Generator(device).manual_seed(seed)
-    x, x_scale = per_1x32_f4_quant(quantised.draw(shape.m, shape.k, scaled_fp4.GROUP, generator), shuffle=scale_order(shape) == SHUFFLED)
-    weight, w_scale = scaled_fp4.draw_weight(shape, generator)
-    return x, weight, x_scale, w_scale, *quantised.draw_bias(shape, generator)
-
-
-def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    import torch
-
-    from tunedgemm.ops.formats.mxfp4 import dequant_fp4
-
-    x, weight, x_scale, w_scale, bias = (*operands, None)[:5]
-    wide = exact_dtype(shape.m, shape.n, shape.k)
-    values = dequant_fp4(x.view(torch.uint8).reshape(shape.m, shape.k // 2), scaled_fp4.in_order(shape, x_scale, shape.m), wide)
-    out = exact_product(values, scaled_fp4.weight_values(shape, weight, w_scale, wide), wide)
-    return out if bias is None else out.add_(bias.to(wide).reshape(1, -1))
-
-
-def _some_rows(shape: Shape, operands: tuple[Any, ...], indices: torch.Tensor) -> tuple[Any, ...]:
-    import torch
-
-    from tunedgemm.ops.formats.scales import shuffle_scale
-
-    x, weight, x_scale, *rest = operands
-    rows = taken(x.view(torch.uint8).reshape(shape.m, shape.k // 2), indices).view(x.dtype)
-    scales = taken(scaled_fp4.in_order(shape, x_scale, shape.m), indices)
-    scales = scales if scale_order(shape) == ROW else shuffle_scale(scales)
-    return (rows, weight, scales.view(x_scale.dtype), *rest)
 
 
 def gemm_a4w4(  # noqa: PLR0913, PLR0917 - AITER's arguments
@@ -152,14 +115,15 @@ op = quantised.product_op(
     "AITER_CONFIG_GEMM_A4W4",
     operands=_OPERANDS,
     weights=(1, 3, 4),
+    shuffled_scales=(2, 3),
     shape_of=_shape_of,
-    make_inputs=_make_inputs,
-    reference=_reference,
-    bytes_moved=lambda shape: quantised.bytes_moved(shape, (shape.m + shape.n) * shape.k // scaled_fp4.GROUP * 8),
+    make_inputs=decoding.make_inputs,
+    reference=decoding.reference,
+    bytes_moved=decoding.bytes_moved,
     fields=stated_order,
     problem=scaled_fp4.domain(scaled_fp4.FP4[:1]).problem,
     unbiased=unbiased,
-    some_rows=_some_rows,
+    some_rows=decoding.some_rows,
     examples=lambda: (
         _example(1, 1280, 4096),  # decoding one token
         _example(127, 256, 512),  # a prime M

@@ -20,6 +20,16 @@ def shuffled_sizes(rows: int, groups: int) -> tuple[int, int]:
     return -(-rows // high) * high, -(-groups // wide) * wide
 
 
+def check_not_shuffled(op: str, name: str, scale: torch.Tensor, wanted: str, rows: int, groups: int) -> None:
+    """Check that scales [rows, groups] are not in AITER's order, by their type or their memory.
+
+    Raises:
+        OperandError: they are; the message says that they must be *wanted*.
+    """
+    if shuffled := getattr(scale, FIELD, "") or noted_order(scale):
+        raise OperandError(f"{op}: {name} must be {wanted} (got {shuffled}); pass unshuffle_scale({name}, {rows}, {groups})")
+
+
 @attrs.frozen
 class E8m0Scale:
     """An e8m0 scale operand of a call.

@@ -254,7 +254,7 @@ def _some_rows(shape: Shape, operands: tuple[Any, ...], indices: torch.Tensor) -
 
 def _factors(shape: Shape) -> tuple[Factors, ...]:
     """Return stage 1's factors, and stage 2's unless stage 1 applies the routing weights."""
-    first = Factors((0, 7), (1, 5), is_linear=False)
+    first = Factors((0, 7), (1, 5), is_linear=False, k="n")
     return (first,) if shape["doweight_stage1"] else (first, Factors((3,), (2, 6)))
 
 
@@ -310,6 +310,7 @@ op = Op(
     name=moe_words.NAME,
     operands=OPERANDS,
     weights=(1, 2, 5, 6),
+    shuffled_scales=(5, 6, 7),
     columns=Columns(
         tuned_file="tuned_fmoe.csv",
         untuned_file="untuned_fmoe.csv",

@@ -120,7 +120,9 @@ def hot_function(
     """
     spelling = spelling or {}
     own = tuple(name.removesuffix("?") for name in operands)
-    source = KeySource(tuple(spelling.get(name, name) for name in operands), serving.op.matrices, (otype, *fields))
+    source = KeySource(
+        tuple(spelling.get(name, name) for name in operands), serving.op.matrices, (otype, *fields), scales=serving.op.shuffled_scales
+    )
     others: tuple[str, ...] = ()
     if general is None:
         name, signature = f"{serving.op.name}_hot", ", ".join((*source.names, *fields, otype))

@@ -34,6 +34,7 @@ class KeySource:
     Attributes:
         operands: names of all operands; optional ones end in ``?`` and come last.
         weights: positions of the operands that may be shuffled (`Op.matrices`).
+        scales: positions of the scales that may be (`Op.shuffled_scales`).
         values: names of the output dtype and of further arguments of the op's `shape_of`.
         reads_memory: whether keys depend on alignment and strides, as those of launchers must.
     """
@@ -42,6 +43,7 @@ class KeySource:
     weights: tuple[int, ...]
     values: tuple[str, ...]
     reads_memory: bool = True
+    scales: tuple[int, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -70,9 +72,9 @@ class KeySource:
         copied. It holds the strides, which may be part of the shape (`Op.strided`) or reveal a
         transposed weight.
 
-        The last field marks a shuffled weight without our type, so that it misses the launcher of
-        a plain one. AITER marks it by an attribute; ``parameter.data = shuffled`` drops the type
-        but keeps the address.
+        The last fields mark shuffled weights and scales without our type, so that they miss the
+        launcher of plain ones. AITER marks weights by an attribute; ``parameter.data = shuffled``
+        drops the type but keeps the address.
 
         Operands without storage have address 0, which counts as shuffled for weights and replaces
         the contiguity field otherwise. Tensors with the negative bit are imaginary parts of complex
@@ -91,29 +93,31 @@ class KeySource:
         gradient = f"is_grad_enabled() and ({needs}) if forward_ad._current_level < 0 else None,  # inside a level nothing is cached"
         if not self.reads_memory:
             return ["key = (", *(f"    {line}" for line in (*lines, gradient)), ")"]
-        marks = [f'getattr({name}, "is_shuffled", None) or {name}_at in shuffled' for name in self._weights_of(names)]
+        marks = [f'getattr({name}, "is_shuffled", None) or {name}_at in shuffled' for name in self._among(names, self.weights)]
+        of_scales = [f"{name}_at in shuffled" for name in self._among(names, self.scales)]
         x, *others = names
         ready = f"{x}_at and not ({_misaligned([f'{name}_at' for name in names])}) and {x}.is_contiguous()"
         of_weight = f" if {others[0]}.is_contiguous() else {others[0]}.stride()" if others else ""
         orders = "".join(f" {name}_at and ({name}.is_contiguous() or {name}.stride())," for name in others[1:])
-        lines += [f"{ready}{of_weight},{orders}", gradient, *([f"{' or '.join(marks)},"] if marks else [])]
+        lines += [f"{ready}{of_weight},{orders}", gradient, *(f"{' or '.join(each)}," for each in (marks, of_scales) if each)]
         return [*(f"{name}_at = {name}.data_ptr()" for name in names), "key = (", *(f"    {line}" for line in lines), ")"]
 
     def parts(self, optional: Sequence[str]) -> list[str]:
         """Write the key of a call with at least one of several optional operands."""
-        weights = self._weights_of(optional)
+        weights, scales = self._among(optional, self.weights), self._among(optional, self.scales)
         lines = []
         for name in optional:
             part = f"{name}.shape, {name}.dtype, {name}.get_device(), type({name}), is_grad_enabled() and {name}.requires_grad"
             if self.reads_memory:
                 part += f", (at := {name}.data_ptr()) and not at & 15 and {name}.is_contiguous()"
                 part += f', getattr({name}, "is_shuffled", None) or at in shuffled' if name in weights else ""
+                part += ", at in shuffled" if name in scales else ""
             lines.append(f"    None if {name} is None else ({part}),")
         return ["key = (", "    key,", *lines, ")"]
 
-    def _weights_of(self, names: Sequence[str]) -> list[str]:
-        """Return the operands among *names* that may be shuffled."""
-        return [name for index, name in enumerate(self.names) if index in self.weights and name in names]
+    def _among(self, names: Sequence[str], positions: tuple[int, ...]) -> list[str]:
+        """Return the operands at *positions* that are among *names*."""
+        return [name for index, name in enumerate(self.names) if index in positions and name in names]
 
     def check_names(self, *others: str) -> None:
         """Check that all names are valid argument names.
@@ -137,14 +141,16 @@ def any_given(names: Sequence[str]) -> str:
 
 
 @functools.cache
-def key_function(operands: tuple[str, ...], weights: tuple[int, ...], reads_memory: bool = True) -> Callable[..., Any]:
+def key_function(
+    operands: tuple[str, ...], weights: tuple[int, ...], reads_memory: bool = True, scales: tuple[int, ...] = ()
+) -> Callable[..., Any]:
     """Return a function from (output dtype, fields, *operands) to a cache key.
 
     It returns None for a tensor with the negative bit. It raises AttributeError, RuntimeError,
     TypeError or ValueError for an operand that is not a tensor or has no storage.
     """
     operands = tuple(f"operand{index}{'?' if name.endswith('?') else ''}" for index, name in enumerate(operands))
-    source = KeySource(operands, weights, ("otype", "fields"), reads_memory)
+    source = KeySource(operands, weights, ("otype", "fields"), reads_memory, scales)
 
     def body(required: Sequence[str], optional: Sequence[str]) -> list[str]:
         negated = [f"{name}.is_neg()" for name in required] + [f"{name} is not None and {name}.is_neg()" for name in optional]

@@ -34,6 +34,8 @@ class Order:
     step: int = 1
 
 
+#: Layouts of `a16wn` that depend on the format of the weight; see `tunedgemm.ops.repacked`.
+REPACKED = ("marlin", "machete")
 #: Named layouts. In ``columns128``, the 128-byte packs of all rows at one K index are contiguous.
 _ORDERS = {"columns128": Order(0, 128)}
 #: AITER's names: rows per block, half of the divisor of K, then ``p`` and the bytes per pack if not

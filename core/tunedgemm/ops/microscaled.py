@@ -9,34 +9,25 @@ nvfp4, whose two global scales multiply the float32 accumulator. The formats are
 from __future__ import annotations
 
 import functools
-import math
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.errors import OperandError
-from tunedgemm.ops import quantised
+from tunedgemm.ops import decoding, quantised
 from tunedgemm.ops.domain import Domain
+from tunedgemm.ops.e8m0 import check_not_shuffled
 from tunedgemm.ops.hot import BF16, hot, public
-from tunedgemm.ops.layout import noted_order, plain_layout
-from tunedgemm.ops.op import Op, taken, unbiased
-from tunedgemm.ops.product import exact_dtype, exact_product
+from tunedgemm.ops.layout import plain_layout
+from tunedgemm.ops.op import Op, unbiased
 from tunedgemm.ops.scale_order import FIELD, MX_ORDERS, ROW, SWIZZLED, TILE_ROWS, field_of, stated_order, swizzled_sizes, with_order
 from tunedgemm.ops.schema import BIAS, MNK, Schema, Word
-from tunedgemm.ops.weight_formats import FORMATS, WeightFormat
+from tunedgemm.ops.weight_formats import FORMAT_OF_OP
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
     import torch
 
-_FORMS = {"a8w8_mxfp8": FORMATS["mxfp8"], "a4w4_nvfp4": FORMATS["nvfp4"]}
-_MXFP8 = ("x", "weight", "x_scale", "w_scale", "bias?")
-_NVFP4 = ("x", "weight", "x_scale", "w_scale", "x_global_scale", "w_global_scale", "bias?")
 #: Largest global scale that `check_values` takes: amax is the largest value of fp16.
 _MOST = 65504 / 2688
-
-
-def form_of(op: str) -> WeightFormat:
-    """Return the format of both operands of an op."""
-    return _FORMS[op]
 
 
 def _shape_of(
@@ -49,7 +40,7 @@ def _shape_of(
     otype: torch.dtype | None = None,
     scale_order: str | None = None,
 ) -> Shape:
-    form, order = _FORMS[op], ROW if scale_order is None else scale_order
+    form, order = FORMAT_OF_OP[op], ROW if scale_order is None else scale_order
     for name, operand in (("x", x), ("weight", weight)):
         quantised.check_dtype(op, name, operand, form.dtypes)
     layout = plain_layout(op, weight)
@@ -63,33 +54,23 @@ def _shape_of(
         raise OperandError(f"{op}: {fault}")
     groups = k // form.groups[0]
     _check_scale(op, "x_scale", x_scale, order, ((m, groups), (*x.shape[:-1], groups)), x.device)
-    _check_scale(op, "w_scale", w_scale, order_of_weight(order), ((n, groups),), x.device)
+    _check_scale(op, "w_scale", w_scale, decoding.order_of_weight(order), ((n, groups),), x.device)
     if form.has_global:
-        for name, scale in zip(_NVFP4[4:6], rest, strict=False):
+        for name, scale in zip(decoding.OPERANDS[op][4:6], rest, strict=False):
             _check_global(op, name, scale, x.device)
     return shape
 
 
-def order_of_weight(order: str) -> str:
-    """Return the order of w_scale for a field ``scale_order``: 8x4 is of x alone."""
-    return order if order == ROW else SWIZZLED
-
-
 def _check_scale(op: str, name: str, scale: torch.Tensor, order: str, row: tuple[tuple[int, ...], ...], device: torch.device) -> None:
     """Check a scale in its order; *row* are its sizes in row-major order."""
-    if shuffled := getattr(scale, FIELD, "") or noted_order(scale):
-        rows, groups = row[0]
-        raise OperandError(
-            f"{op}: {name} must be row-major or in tiles of {' or '.join(TILE_ROWS)} (got {shuffled}); "
-            f"pass unshuffle_scale({name}, {rows}, {groups})"
-        )
+    check_not_shuffled(op, name, scale, f"row-major or in tiles of {' or '.join(TILE_ROWS)}", *row[0])
     sizes = row
     if order != ROW:
         high, wide = swizzled_sizes(order, *row[0])
         sizes = (high, wide), (high * wide,)
-    quantised.check_dtype(op, name, scale, _FORMS[op].scale)
+    quantised.check_dtype(op, name, scale, FORMAT_OF_OP[op].scale)
     try:
-        quantised.check_scale(op, name, scale, sizes, _FORMS[op].scale, device)
+        quantised.check_scale(op, name, scale, sizes, FORMAT_OF_OP[op].scale, device)
     except OperandError as error:
         other = "swizzle_scale(s) of row-major scales" if order != ROW else f"scale_order={SWIZZLED!r} for scales in tiles"
         raise OperandError(f"{error} for scale_order={order!r}; pass {other}") from None
@@ -116,87 +97,16 @@ def check_values(x_global_scale: torch.Tensor | None, w_global_scale: torch.Tens
         OperandError: a scale is not finite, not above 0, or above 65504 / 2688.
     """
     for name, scale in (("x_global_scale", x_global_scale), ("w_global_scale", w_global_scale)):
-        if scale is None:
-            continue
-        value = float(scale.detach())
-        if not 0 < value < math.inf:
-            raise OperandError(f"a4w4_nvfp4: {name} must be finite and above 0 (got {value:g}); pass amax / 2688, or 1 for zeros")
-        if value > _MOST:
-            raise OperandError(
-                f"a4w4_nvfp4: {name}: it multiplies, amax / 2688, and must be at most {_MOST:.4g} (got {value:g}); "
-                "pass the reciprocal of a scale that divides, as quantisers of vLLM and FlashInfer take"
-            )
+        if scale is not None:
+            quantised.check_global_scale("a4w4_nvfp4", name, scale, _MOST)
 
 
 def _problem(shape: Shape) -> str:
     """Return why a shape of known dtypes is impossible; "" if it is valid."""
-    if shape.k % (group := _FORMS[shape.op].groups[0]):
+    if shape.k % (group := FORMAT_OF_OP[shape.op].groups[0]):
         return f"K must be a multiple of {group}, which share a scale (got K={shape.k}); pad both operands with zeros"
     order = field_of(shape)
     return "" if order in MX_ORDERS else f"{FIELD} must be {' or '.join(MX_ORDERS)} (got {order!r})"
-
-
-def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """Draw both operands quantised, with scales in their orders, and the shape's bias [n]."""
-    import torch
-
-    from tunedgemm.ops.formats.mxfp8 import per_1x32_f8_quant
-    from tunedgemm.ops.formats.nvfp4 import per_1x16_f4_quant
-
-    generator, form = torch.Generator(device).manual_seed(seed), _FORMS[shape.op]
-    quantise: Any = per_1x16_f4_quant if form.has_global else per_1x32_f8_quant
-    x, weight = (quantise(quantised.draw(rows, shape.k, form.groups[0], generator)) for rows in (shape.m, shape.n))
-    scales = _in_tiles(x[1], field_of(shape)), _in_tiles(weight[1], order_of_weight(field_of(shape)))
-    return x[0], weight[0], *scales, *x[2:], *weight[2:], *quantised.draw_bias(shape, generator)
-
-
-def _in_tiles(scale: torch.Tensor, order: str) -> torch.Tensor:
-    from tunedgemm.ops.formats.scales import swizzle_scale
-
-    return scale if order == ROW else swizzle_scale(scale, order)
-
-
-def in_rows(shape: Shape, scale: torch.Tensor, order: str, rows: int) -> torch.Tensor:
-    """Return scales of an order as row-major [rows, groups]."""
-    from tunedgemm.ops.formats.scales import unswizzle_scale
-
-    groups = shape.k // _FORMS[shape.op].groups[0]
-    return scale.reshape(rows, groups) if order == ROW else unswizzle_scale(scale, rows, groups, order)
-
-
-def decoded(shape: Shape, operands: tuple[Any, ...], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x [m, k] and the weight [n, k], each value times its scale, without global scales."""
-    from tunedgemm.ops.formats.weight_only import Weight, decode
-
-    (x, weight, x_scale, w_scale), order, form = operands[:4], field_of(shape), _FORMS[shape.op]
-    left = Weight(x.reshape(shape.m, shape.k // form.per), in_rows(shape, x_scale, order, shape.m))
-    right = Weight(weight, in_rows(shape, w_scale, order_of_weight(order), shape.n))
-    return decode(form, left, dtype), decode(form, right, dtype)
-
-
-def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute the exact product of the decoded operands, with global scales and the bias."""
-    wide = exact_dtype(shape.m, shape.n, shape.k)
-    out = exact_product(*decoded(shape, operands, wide), wide)
-    for scale in operands[4:6] if _FORMS[shape.op].has_global else ():
-        out = out.mul_(scale.to(wide))
-    return out.add_(operands[-1].to(wide).reshape(1, -1)) if shape.bias else out
-
-
-def _some_rows(shape: Shape, operands: tuple[Any, ...], indices: torch.Tensor) -> tuple[Any, ...]:
-    import torch
-
-    x, weight, x_scale, *rest = operands
-    order, bytes_ = field_of(shape), torch.uint8
-    rows = taken(x.view(bytes_).reshape(shape.m, x.shape[-1]), indices).view(x.dtype)
-    scales = taken(in_rows(shape, x_scale, order, shape.m).view(bytes_), indices).view(x_scale.dtype)
-    return rows, weight, _in_tiles(scales, order), *rest
-
-
-def _bytes_moved(shape: Shape) -> int:
-    """Count the bytes of each operand and the output once; padding of tiles does not count."""
-    form = _FORMS[shape.op]
-    return quantised.bytes_moved(shape, (shape.m + shape.n) * (shape.k // form.groups[0]) * 8 + 64 * form.has_global)
 
 
 def gemm_a8w8_mxfp8(
@@ -261,8 +171,8 @@ def gemm_a4w4_nvfp4(  # noqa: PLR0913, PLR0917 - the op's operands
     return hot(x, weight, x_scale, w_scale, x_global_scale, w_global_scale, bias, scale_order, dtype)
 
 
-def _op(name: str, variable: str, function: Any, operands: tuple[str, ...], **stated: Any) -> Op:
-    form, order = _FORMS[name], Word(FIELD, FIELD, ROW, spare=True, allowed=MX_ORDERS)
+def _op(name: str, variable: str, function: Any) -> Op:
+    form, operands, order = FORMAT_OF_OP[name], decoding.OPERANDS[name], Word(FIELD, FIELD, ROW, spare=True, allowed=MX_ORDERS)
     schema = Schema({"op": name, "dtype": form.dtypes[0], "scale": "block"}, key=MNK, own=(quantised.OUTDTYPE, BIAS, order))
     example, group = quantised.example_of(schema), form.groups[0]
     domain = Domain(form.dtypes[:1], quantised.OUTDTYPES, quantised.BIAS_DTYPES, ("block",), optional=(FIELD,), further=_problem)
@@ -272,14 +182,15 @@ def _op(name: str, variable: str, function: Any, operands: tuple[str, ...], **st
         values=("libtype", "kernelName", "splitK", "us", "tflops", "bw", "errRatio"),  # none of AITER's files has these
         operands=operands,
         weights=(1, *(index for index, word in enumerate(operands) if word.startswith(("w_", "bias")))),
+        shuffled_scales=(2, 3),
         shape_of=functools.partial(_shape_of, name),
-        make_inputs=_make_inputs,
-        reference=_reference,
-        bytes_moved=_bytes_moved,
+        make_inputs=decoding.make_inputs,
+        reference=decoding.reference,
+        bytes_moved=decoding.bytes_moved,
         fields=stated_order,
         problem=domain.problem,
         unbiased=unbiased,
-        some_rows=_some_rows,
+        some_rows=decoding.some_rows,
         examples=lambda: (
             example(1, 256, 512),
             example(127, 64, 96),  # a prime M
@@ -294,10 +205,10 @@ def _op(name: str, variable: str, function: Any, operands: tuple[str, ...], **st
             example(0, 48, 96, scale_order=SWIZZLED),
         ),
         large=lambda: tuple(example(*sizes, scale_order=SWIZZLED) for sizes in ((16, 4096, 4096), (1024, 6144, 4096), (4099, 2112, 1408))),
+        functions=(f"gemm_{name}",),
         entry=public(function, operands, (FIELD,)),
-        **stated,
     )
 
 
-mxfp8 = _op("a8w8_mxfp8", "AITER_CONFIG_GEMM_A8W8_MXFP8", gemm_a8w8_mxfp8, _MXFP8, functions=("gemm_a8w8_mxfp8",))
-nvfp4 = _op("a4w4_nvfp4", "AITER_CONFIG_GEMM_A4W4_NVFP4", gemm_a4w4_nvfp4, _NVFP4, functions=("gemm_a4w4_nvfp4",))
+mxfp8 = _op("a8w8_mxfp8", "AITER_CONFIG_GEMM_A8W8_MXFP8", gemm_a8w8_mxfp8)
+nvfp4 = _op("a4w4_nvfp4", "AITER_CONFIG_GEMM_A4W4_NVFP4", gemm_a4w4_nvfp4)

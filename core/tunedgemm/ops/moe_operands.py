@@ -9,9 +9,10 @@ from tunedgemm.device import current_device
 from tunedgemm.dtype import short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import moe, moe_formats, moe_words
+from tunedgemm.ops.e8m0 import check_not_shuffled
 from tunedgemm.ops.layout import layout_of
 from tunedgemm.ops.moe_options import GATE_MODE, OPTIONS, call_options, gate_word, options_of, used_gate
-from tunedgemm.ops.scale_order import FIELD, ROW, SHUFFLED
+from tunedgemm.ops.scale_order import ROW, SHUFFLED
 from tunedgemm.ops.scale_order import scale_order as order_of_scales
 from tunedgemm.shape import Shape
 
@@ -200,8 +201,8 @@ def _check_given(scale: torch.Tensor | None, shape: Shape, device: torch.device)
     groups = shape.n // 32 if kind == "per_1x32" else -(-shape.n // 128)
     wanted = {"per_Tensor": [(1,), ()], "per_Token": [(rows, 1), (rows,)]}.get(kind, [(rows, groups)])
     dtypes = ["torch.float8_e8m0fnu", "torch.uint8"] if kind == "per_1x32" else ["torch.float32"]
-    if getattr(scale, FIELD, ROW) != ROW:
-        raise OperandError("fmoe: a1_scale must be row-major (got shuffled scales); unshuffle_scale(a1_scale, T, model_dim/32)")
+    if scale is not None:
+        check_not_shuffled("fmoe", "a1_scale", scale, "row-major", rows, groups)
     if scale is None or tuple(scale.shape) not in wanted or str(scale.dtype) not in dtypes or scale.device != device:
         got = "None" if scale is None else f"{tuple(scale.shape)} {scale.dtype} on {scale.device}"
         forms = " or ".join(str(list(sizes)) for sizes in wanted)

@@ -90,11 +90,13 @@ class Factors:
         activations, weights: operand positions in order of preference; the first with a float or
             e8m0 dtype is used.
         is_linear: whether scaling a row of activations scales that row of the output.
+        k: field of the shape with the number of elements that they sum over.
     """
 
     activations: tuple[int, ...]
     weights: tuple[int, ...]
     is_linear: bool = True
+    k: str = "k"
 
 
 def unbiased(shape: Shape) -> Shape:
@@ -139,6 +141,8 @@ class Op:
         fake: (*operands, otype) -> an empty output, for meta tensors.
         fields: shape -> the keyword arguments of `shape_of`, except ``otype``, that the operands
             do not determine.
+        shuffled_scales: positions of the scales whose bytes may be in AITER's order
+            (`tunedgemm.ops.scale_order`), which cache keys then show.
         strided: positions of the operands whose strides are part of the shape. Launchers get them
             aligned, but not contiguous.
         problem: shape -> why it is impossible: the field and the valid values; "" if it is valid.
@@ -177,6 +181,7 @@ class Op:
     bytes_moved: Callable[[Shape], int]
     fake: Callable[..., torch.Tensor]
     fields: Callable[[Shape], Mapping[str, Any]] = lambda _: {}
+    shuffled_scales: tuple[int, ...] = ()
     strided: tuple[int, ...] = ()
     problem: Callable[[Shape], str] = lambda _: ""
     canonical: Callable[[Shape], Shape] = lambda shape: shape
@@ -218,15 +223,20 @@ class Op:
         return self._large()
 
     @functools.cached_property
+    def roles(self) -> tuple[str, ...]:
+        """Return the word in each operand's name for what it holds; "" for values that multiply."""
+        words = ("scale", "zeros", "index", "bias")
+        return tuple(next((word for word in words if word in name), "") for name in self.operands)
+
+    @functools.cached_property
     def matrices(self) -> tuple[int, ...]:
         """Return the positions of the weights, without scales, zero points, indices and biases."""
-        words = ("scale", "zeros", "index", "bias")
-        return tuple(index for index in self.weights if not any(word in self.operands[index] for word in words))
+        return tuple(index for index in self.weights if not self.roles[index])
 
     @functools.cached_property
     def key_of(self) -> Callable[..., Any]:
         """Return the function that computes cache keys; see `tunedgemm.ops.key.key_function`."""
-        return key_function(self.operands, self.matrices)
+        return key_function(self.operands, self.matrices, scales=self.shuffled_scales)
 
     @functools.cached_property
     def sizes_of(self) -> Callable[..., Any]:

@@ -161,6 +161,22 @@ def check_scale(
     check_dtype(op, name, scale, dtypes)
 
 
+def check_global_scale(op: str, name: str, scale: torch.Tensor, most: float) -> None:
+    """Check the value of a global scale that multiplies, amax / 2688, which is at most *most*.
+
+    Raises:
+        OperandError: it is not finite, not above 0, or a scale that divides.
+    """
+    value = float(scale.detach())
+    if not 0 < value < math.inf:
+        raise OperandError(f"{op}: {name} must be finite and above 0 (got {value:g}); pass amax / 2688, or 1 for zeros")
+    if value > most:
+        raise OperandError(
+            f"{op}: {name}: it multiplies, amax / 2688, and must be at most {most:.4g} (got {value:g}); pass the reciprocal of a "
+            "scale that divides, as compressed-tensors stores and quantisers of vLLM and FlashInfer take"
+        )
+
+
 def check_dtype(op: str, name: str, operand: torch.Tensor, dtypes: tuple[str, ...]) -> None:
     """Check that an operand has one of the *dtypes*.
 

@@ -15,8 +15,7 @@ from tunedgemm.ops import quantised
 from tunedgemm.ops.domain import Domain
 from tunedgemm.ops.e8m0 import E8m0Scale, e8m0_order, shuffled_sizes
 from tunedgemm.ops.layout import layout_of
-from tunedgemm.ops.scale_order import E8M0_ORDERS, FIELD, ROW, field_of, scale_order, usual_order, with_order
-from tunedgemm.ops.scale_order import SHUFFLED as SHUFFLED_SCALES
+from tunedgemm.ops.scale_order import E8M0_ORDERS, FIELD, ROW, field_of, usual_order, with_order
 from tunedgemm.ops.schema import BIAS, Word
 from tunedgemm.shape import Shape
 
@@ -105,31 +104,3 @@ def check_preshuffle(op: str, weight: torch.Tensor, bpreshuffle: bool | None, na
             f"{op}: bpreshuffle={bpreshuffle}, but the weight has layout {layout}; pass "
             f"shuffle_weight({name}), as_shuffled({name}) if its bytes are shuffled already, or bpreshuffle=False"
         )
-
-
-def draw_weight(shape: Shape, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw a quantised weight [n, k/2] in the shape's layout, and its scales in their order."""
-    from tunedgemm.ops.formats.mxfp4 import per_1x32_f4_quant
-    from tunedgemm.ops.formats.shuffle import shuffle_weight
-
-    values = quantised.draw(shape.n, shape.k, GROUP, generator)
-    weight, scale = per_1x32_f4_quant(values, shuffle=scale_order(shape) == SHUFFLED_SCALES)
-    return weight if shape.layout == "row" else shuffle_weight(weight, shape.layout), scale
-
-
-def in_order(shape: Shape, scale: torch.Tensor, rows: int) -> torch.Tensor:
-    """Return scales as row-major bytes [rows, k/32]."""
-    import torch
-
-    from tunedgemm.ops.formats.scales import unshuffle_scale
-
-    groups, plain = shape.k // GROUP, scale.view(torch.uint8)
-    return plain.reshape(rows, groups) if scale_order(shape) == ROW else unshuffle_scale(plain, rows, groups)
-
-
-def weight_values(shape: Shape, weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the weight [n, k] dequantised, in *dtype*."""
-    from tunedgemm.ops.formats.mxfp4 import dequant_fp4
-    from tunedgemm.ops.formats.shuffle import unshuffled
-
-    return dequant_fp4(unshuffled(weight), in_order(shape, scale, shape.n), dtype)

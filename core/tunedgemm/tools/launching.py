@@ -26,6 +26,7 @@ from tunedgemm.backends.untuned import may_guess, stand_ins
 from tunedgemm.backends.workspace import scratch, semaphores, workspace
 from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, torch_dtype
 from tunedgemm.ops.moe_words import unusual_experts
+from tunedgemm.ops.repacked import kind_of
 from tunedgemm.ops.scale_order import scale_order, scale_strides
 from tunedgemm.ops.weight_formats import FORMATS, WeightFormat, format_of
 from tunedgemm.process.forksafe import ForkSafeLock
@@ -61,6 +62,7 @@ __all__ = [
     "environment_with",
     "first_usable",
     "format_of",
+    "kind_of",
     "launch_of",
     "load_fault",
     "load_function",

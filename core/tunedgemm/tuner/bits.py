@@ -17,9 +17,10 @@ import torch
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, plain_weight, shuffle_weight
 from tunedgemm.ops.formats.tensor_bytes import fingerprint, overwrite, raw
+from tunedgemm.ops.layout import REPACKED
 from tunedgemm.ops.moe import local_routing
 from tunedgemm.ops.moe_words import BLOCK_ROWS
-from tunedgemm.ops.op import Op
+from tunedgemm.ops.op import Factors, Op
 from tunedgemm.ops.scale_order import BLOCK, blocks
 from tunedgemm.process.plugin_guard import described
 from tunedgemm.shape import Shape
@@ -44,8 +45,6 @@ _MANTISSA = {
 }  # fmt: skip
 #: Exponent of the largest scale of int8, whose sums are large, so that fp16 holds the products.
 _INT8_SCALE = -7
-#: Operands of a16wn that may pack values into int32, filled by byte; others are indices.
-_PACKED = ("weight", "w_zeros?")
 #: Elements that are computed at a time: 128 MiB as integers.
 _SLICE = 1 << 24
 _WORD = (1 << 63) - 1
@@ -105,7 +104,9 @@ class StandardOperands:
     def __init__(self, op: Op, shape: Shape, device: torch.device) -> None:
         self.op, self.of, self.shape, self._device = op, shape, shape.with_m(CONTENTS), device
         kind, weights, x = (str(dict(shape.extra).get(name, "")) for name in ("q_type", "q_dtype_w", "q_dtype_a"))
-        self._k, by_block = (shape.n if kind else shape.k), kind in BLOCK_ROWS or shape.scale == "block"
+        factors = (*op.factors(shape), Factors((0,), (1,)))[0]  # those of a third-party op may be empty
+        self._x, self._weight, self._k = factors.activations[0], factors.weights[0], int(getattr(shape, factors.k))
+        by_block = kind in BLOCK_ROWS or shape.scale == "block"
         self._int8 = "int8" in (shape.dtype, weights)
         whole, dtype = self._k // BLOCK, x or shape.dtype
         self._in_blocks = not by_block and kind != "per_1x32" and dtype.startswith("fp8") and whole > 1
@@ -117,9 +118,9 @@ class StandardOperands:
         self._contents: dict[int, tuple[torch.Tensor, tuple[Any, ...]]] = {}  # by id, with the fingerprint when made
         self._operands = op.make_inputs(self.shape, device, 0)
         for place, operand in enumerate(self._operands):
-            if operand is not None and op.operands[place] == "w_index?":
+            if operand is not None and op.roles[place] == "index":
                 overwrite(operand, operand.sort().values[_mixed(torch.arange(len(operand), device=device)).argsort()])
-            elif operand is not None and (operand.dtype != torch.int32 or op.operands[place] in _PACKED):
+            elif operand is not None and (operand.dtype != torch.int32 or place in op.weights):  # packed codes, filled by byte
                 self._fill(place, operand)
         if kind:
             _route(self.shape, *self._operands[3:5])
@@ -150,19 +151,21 @@ class StandardOperands:
 
     def _fill(self, place: int, operand: torch.Tensor) -> None:
         """Overwrite an operand by values of its place, row and column."""
-        target = operand.view(torch.uint8) if operand.dtype == torch.int32 else plain_weight(operand)
+        plain = plain_weight(operand)
+        target = plain.view(torch.uint8) if operand.dtype == torch.int32 else plain
         name, memory = self.op.operands[place], target
-        if isinstance(operand, ShuffledWeight):
+        layout = operand.layout_name if isinstance(operand, ShuffledWeight) and operand.layout_name not in REPACKED else ""
+        if layout:
             target = torch.empty_like(memory)
         rows = target if target.dim() == 2 else target.reshape(-1, target.shape[-1] if target.dim() else 1)
         by_block = "scale" in name and self._blocks is not None and rows.shape[1] == blocks(self._k)
         largest_scale = 0 if "scale" not in name else 2 ** (_INT8_SCALE if self._int8 else 1)
-        pairs = self._pairs(rows) if name in ("x", "weight", "hidden", "w1") else None
+        pairs = self._pairs(rows) if place in (self._x, self._weight) else None
         exponents = _EXPONENTS_FP8 if not largest_scale and operand.dtype.itemsize == 1 and not self._in_blocks else _EXPONENTS
         for numbers in torch.arange(rows.shape[0], device=rows.device).split(max(1, _SLICE // rows.shape[1])):
             values = _values(numbers, rows.shape[1], place, operand.dtype, largest_scale, exponents)
             if pairs is not None:
-                _cancel(values, pairs, is_x=name in ("x", "hidden"), both=self._in_blocks)
+                _cancel(values, pairs, is_x=place == self._x, both=self._in_blocks)
             if by_block and self._blocks is not None:  # blocks cancel only at equal scales
                 values[:, self._blocks[1]] = values[:, self._blocks[0]]
             values = _shrunk(values, name, self.shape)
@@ -171,8 +174,8 @@ class StandardOperands:
         if name[0] in "wb" and target.shape[:1] == (dict(self.shape.extra).get("expert"),):
             experts = raw(target)
             experts[1::2] = experts[: len(target) // 2 * 2 : 2]  # twins, see `_route`
-        if isinstance(operand, ShuffledWeight):
-            overwrite(memory, shuffle_weight(target, operand.layout_name))
+        if layout:
+            overwrite(memory, shuffle_weight(target, layout))
 
     def _pairs(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
         """Return the columns of pairs of elements that cancel, and their exponents; None if none do.

@@ -262,9 +262,10 @@ def _one_route(now: tuple[Any, ...]) -> None:
 
     Routing weights are reversed, too, since callers need not sort them.
     """
-    indices = [operand for operand in now if operand is not None and operand.dtype in _INDICES]
-    for operand in now:
-        if operand is not None and operand.dtype.itemsize > 1 and any(operand.shape == each.shape for each in indices):
+    given = [plain_weight(operand) for operand in now if operand is not None]
+    indices = [operand for operand in given if operand.dtype in _INDICES]
+    for operand in given:
+        if operand.dtype.itemsize > 1 and any(operand.shape == each.shape for each in indices):
             flipped = operand.flip(-1)
             operand.data.copy_(flipped[:1].expand_as(flipped) if operand.dtype in _INDICES else flipped)
 

@@ -134,6 +134,20 @@ def test_the_operators_of_a_running_vllm(monkeypatch: pytest.MonkeyPatch) -> Non
         library.operator(vendor, "silu_and_mul")
 
 
+def test_an_operator_of_a_further_library(backend: Callable[..., Backend], tmp_path: Path, compile_library: Callable[..., None]) -> None:
+    """Older versions have some operators in another file, which is loaded when one is needed."""
+    schema = "cutlass_scaled_mm(Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor? bias) -> ()"
+    backend("split_vllm", "0.20.0", DEFINE.format("split_vllm_C", schema), tmp_path)
+    further = tmp_path / "split_vllm" / "_C.abi3.so"
+    compile_library(further, DEFINE.format("split_vllm_C", "silu_and_mul(Tensor! result, Tensor input) -> ()"))
+    vendor = Vendor("split_vllm", "split_vllm_C")
+    assert library.files_of("split_vllm")[1:] == [further]
+    assert library.operator(vendor, library.PRODUCT) and not hasattr(library.operators(vendor), "silu_and_mul")
+    assert library.operator(vendor, "silu_and_mul") is torch.ops.split_vllm_C.silu_and_mul.default
+    with pytest.raises(PluginError, match=r"split_vllm: its library has no machete_mm \(version 0\.20\.0\)"):
+        library.operator(vendor, "machete_mm")
+
+
 def test_operators_of_an_absent_package() -> None:
     """The error of `operators` is the reason of `fault`."""
     with pytest.raises(PluginError, match="nowhere_vllm: not installed"):

@@ -53,6 +53,32 @@ def test_architectures(shape: Shape, served: set[str]) -> None:
     assert named >= served
 
 
+INT4 = Shape("a16wn", 4, 256, 512, "bf16", "bf16", scale="block", layout="marlin", extra={"w_format": "ct_int4", "w_group": 64})
+
+
+@pytest.mark.parametrize(
+    ("fields", "gfx", "reason"),
+    [
+        ({}, "sm_80", ""),
+        ({"layout": "machete"}, "sm_90", ""),
+        ({"layout": "row"}, "sm_90", "weight layout must be marlin or machete (got 'row'), as vLLM repacks it"),
+        ({"layout": "machete"}, "sm_100", "machete_mm needs one of sm_90 (got sm_100)"),
+        (
+            {},
+            "sm_75",
+            "marlin_gemm needs one of sm_80, sm_86, sm_87, sm_89, sm_90, sm_100, sm_103, sm_107, sm_110, sm_120, sm_121 (got sm_75)",
+        ),
+        ({"m": 0}, "sm_90", "M must be at least 1 (got 0)"),
+        ({"outdtype": "fp32"}, "sm_90", "output must be bf16, as x (got fp32)"),
+        ({"epilogue": "bias", "bias_dtype": "bf16"}, "sm_90", "marlin_gemm adds no bias in its order (got a bias in bf16)"),
+        ({"scale": "row"}, "sm_90", "a16wn: scales must be by block (got row)"),
+    ],
+)
+def test_repacked_weights(fields: dict[str, object], gfx: str, reason: str) -> None:
+    """Marlin runs from Ampere on, Machete on Hopper alone; the core adds biases."""
+    assert refused(attrs.evolve(INT4, **fields), gfx) == reason
+
+
 @pytest.mark.parametrize(("release", "gfx", "fits"), [((0, 23), "sm_90", False), ((0, 24), "sm_90", True), ((0, 23), "sm_100", True)])
 def test_groups_of_four_rows(release: tuple[int, int], gfx: str, fits: bool) -> None:
     """Hopper's block scales needed a multiple of four rows up to vLLM 0.23."""

@@ -57,20 +57,21 @@ class Vllm:
 
     @hookimpl
     def enumerate_solutions(self, shape: Shape) -> Iterable[Solution]:
-        """List the one solution: the operator chooses among its kernels itself."""
-        return (Solution(self.libtype, launch.kernel_of(shape)),)
+        """List the operator, which chooses among its kernels itself, then kernels that a caller may name."""
+        return (Solution(self.libtype, name, deterministic=equal) for name, equal in launch.kernels_of(shape).items())
 
     @hookimpl
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher:
         """Load the library, and return a launcher for exactly this shape."""
         _require_known(solution, shape)
-        return launch.bind(self.vendor, shape, device)
+        return launch.bind(self.vendor, solution.kernel_name, shape, device)
 
 
 def _require_known(solution: Solution, shape: Shape) -> None:
-    """Raise PluginError for another solution than the one that is listed."""
-    if solution.kernel_name != (name := launch.kernel_of(shape)) or solution.split_k:
-        raise PluginError(f"vllm: kernel must be {name} without splitK (got {solution.kernel_name!r}, {solution.split_k})")
+    """Raise PluginError for another solution than those that are listed."""
+    if solution.kernel_name not in (names := launch.kernels_of(shape)) or solution.split_k:
+        wanted = " or ".join(names)
+        raise PluginError(f"vllm: kernel must be {wanted} without splitK (got {solution.kernel_name!r}, {solution.split_k})")
 
 
 vllm = Backend("vllm", Vllm(), contract=1, ops=tuple(limits.OPS), platforms=limits.PLATFORMS, scale_orders=limits.SCALE_ORDERS)

@@ -8,7 +8,7 @@ from typing import Any
 from tunedgemm.plugin import Device, Launcher, PluginError, Shape
 from tunedgemm.tools.launching import scale_strides, torch_dtype
 
-from tunedgemm_vllm import experts
+from tunedgemm_vllm import experts, weights
 from tunedgemm_vllm.library import GROUPED, PRODUCT, Vendor, operator, operators
 
 #: Elements of K that share a scale of x, and the bytes of a scale.
@@ -21,13 +21,15 @@ _QUESTIONS = {
 }
 
 
-def kernel_of(shape: Shape) -> str:
-    """Return the name of the one solution: the operator of its products."""
-    return GROUPED if shape.op == "fmoe" else PRODUCT
+def kernels_of(shape: Shape) -> dict[str, bool]:
+    """Return the names of the solutions, and whether repeated runs of each give equal bits."""
+    return dict(weights.kernels_of(shape)) if shape.op == "a16wn" else {GROUPED if shape.op == "fmoe" else PRODUCT: True}
 
 
 def refusal(operators: Any, shape: Shape, device: Device) -> str:
     """Return why the library was built without the product, or "" where it has it."""
+    if shape.op == "a16wn":
+        return ""
     kind = "grouped" if shape.op == "fmoe" else "block" if shape.scale == "block" else "" if shape.dtype == "int8" else "fp8"
     question = getattr(operators, _QUESTIONS.get(kind, ""), None)
     if question is None or question(int(device.gfx.removeprefix("sm_"))):
@@ -35,14 +37,16 @@ def refusal(operators: Any, shape: Shape, device: Device) -> str:
     return f"vllm: its library was built without {kind} products for {device.gfx}; install a wheel of a newer CUDA"
 
 
-def bind(vendor: Vendor, shape: Shape, device: Device) -> Launcher:
-    """Return the launcher for exactly this shape.
+def bind(vendor: Vendor, kernel: str, shape: Shape, device: Device) -> Launcher:
+    """Return the launcher of a kernel for exactly this shape.
 
     Raises:
         PluginError: the library lacks an operator, or one takes other arguments.
     """
     if reason := refusal(operators(vendor), shape, device):
         raise PluginError(reason)
+    if shape.op == "a16wn":
+        return weights.bind(vendor, kernel, shape, device)
     if shape.op == "fmoe":
         return experts.bind(vendor, shape)
     product = operator(vendor, PRODUCT)

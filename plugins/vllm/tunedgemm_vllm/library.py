@@ -16,19 +16,27 @@ from tunedgemm.tools.launching import load_fault
 
 #: The operator of single products, which every library must have, and that of groups of products.
 PRODUCT, GROUPED = "cutlass_scaled_mm", "cutlass_moe_mm"
-#: Operators and their arguments, the same from vLLM 0.20 to 0.33.
+#: Arguments of Marlin before and after those of an index, which vLLM dropped with act-order.
+_MARLIN = "a c_or_none b_q_weight b_bias_or_none b_scales a_scales global_scale b_zeros_or_none{} workspace b_type_id size_m size_n size_k"
+_REDUCED = " use_atomic_add use_fp32_reduce is_zp_float"
+#: Operators and their arguments from vLLM 0.20 to 0.33, the newest first.
 ARGUMENTS = {
-    PRODUCT: "out a b a_scales b_scales bias",
+    PRODUCT: ("out a b a_scales b_scales bias",),
     GROUPED: (
         "out_tensors a_tensors b_tensors a_scales b_scales expert_offsets problem_sizes a_strides b_strides c_strides "
-        "per_act_token per_out_ch"
+        "per_act_token per_out_ch",
     ),
     "get_cutlass_moe_mm_data": (
         "topk_ids expert_offsets problem_sizes1 problem_sizes2 input_permutation output_permutation num_experts n k "
-        "blockscale_offsets is_gated"
+        "blockscale_offsets is_gated",
     ),
-    "dynamic_per_token_scaled_fp8_quant": "result input scale scale_ub",
-    "silu_and_mul": "result input",
+    "dynamic_per_token_scaled_fp8_quant": ("result input scale scale_ub",),
+    "silu_and_mul": ("result input",),
+    "marlin_gemm": (_MARLIN.format("") + _REDUCED, _MARLIN.format(" g_idx_or_none perm_or_none") + " is_k_full" + _REDUCED),
+    "machete_mm": ("A B b_type out_type group_scales group_zeros group_size channel_scales token_scales schedule",),
+    "machete_supported_schedules": (
+        "a_type b_type maybe_group_scales_type maybe_group_zeros_type maybe_channel_scales_type maybe_token_scales_type maybe_out_type",
+    ),
 }
 #: Loads the library in ``sys.argv[1]``, which must register the operator.
 _LOAD = "import sys, torch; torch.ops.load_library(sys.argv[1]); torch.ops.{}.{}"
@@ -90,11 +98,15 @@ def folder_of(package: str) -> Path | None:
     return Path(spec.origin).parent if spec is not None and spec.origin else None
 
 
+def files_of(package: str) -> list[Path]:
+    """Return the libraries that may have an operator, first the one with the product."""
+    folder = folder_of(package)
+    return [] if folder is None else [file for stem in _STEMS for file in sorted(folder.glob(f"{stem}.*so"))]
+
+
 def file_of(package: str) -> Path | None:
     """Return the library with the product, None where there is none."""
-    if (folder := folder_of(package)) is None:
-        return None
-    return next((file for stem in _STEMS for file in sorted(folder.glob(f"{stem}.*so"))), None)
+    return next(iter(files_of(package)), None)
 
 
 def fault(vendor: Vendor) -> str:
@@ -145,9 +157,23 @@ def operator(vendor: Vendor, name: str) -> Any:
     Raises:
         PluginError: the library does not load or has no such operator, or it takes other arguments.
     """
-    if (packet := getattr(operators(vendor), name, None)) is None:
+    found = operators(vendor)
+    if not hasattr(found, name):
+        _load_others(vendor, name)
+    if (packet := getattr(found, name, None)) is None:
         raise PluginError(f"{vendor.package}: its library has no {name} (version {version_of(vendor.package) or 'unknown'})")
     schema = packet.default._schema
-    if [argument.name for argument in schema.arguments] != (wanted := ARGUMENTS[name].split()):
-        raise PluginError(f"{vendor.package}: {name} must take {', '.join(wanted)} (got {schema}); install vLLM 0.20 to 0.33")
+    if " ".join(argument.name for argument in schema.arguments) not in (wanted := ARGUMENTS[name]):
+        words = ", ".join(wanted[0].split())
+        raise PluginError(f"{vendor.package}: {name} must take {words} (got {schema}); install vLLM 0.20 to 0.33")
     return packet.default
+
+
+def _load_others(vendor: Vendor, name: str) -> None:
+    """Load a further library of the package that has the operator, as those of older versions do."""
+    import torch
+
+    for file in files_of(vendor.package)[1:]:
+        if not load_fault(_LOAD.format(vendor.namespace, name), file):
+            torch.ops.load_library(str(file))
+            return

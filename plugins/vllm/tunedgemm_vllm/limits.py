@@ -8,6 +8,8 @@ from __future__ import annotations
 from tunedgemm.plugin import Device, Platform, Shape
 from tunedgemm.tools.launching import ARCHITECTURES, unusual_experts
 
+from tunedgemm_vllm.weights import MACHETE, PRODUCTS
+
 #: Products by what their kernels need: int8 of mma and wgmma, fp8 by tensor or row, fp8 by block
 #: fed by TMA, experts. `launch.refusal` asks the library what it was built with.
 _NVIDIA = ("mma", "wgmma", "tcgen05")
@@ -15,6 +17,7 @@ _HOPPER = ARCHITECTURES.having(matrix="wgmma")
 _INT8 = ARCHITECTURES.having(matrix=("mma", "wgmma"), fp4=False)
 _FP8 = ARCHITECTURES.having(matrix=_NVIDIA, fp8="fp8_e4m3fn")
 _BLOCK = ARCHITECTURES.having(matrix=_NVIDIA, tma=True)
+_MARLIN = ARCHITECTURES.having(matrix=_NVIDIA)
 _GROUPED = (*_HOPPER, *ARCHITECTURES.having(family="sm_10x"))
 _NEEDS, _NEEDS_OF_EXPERTS = ("vLLM 0.20 to 0.33",), ("vLLM 0.22 to 0.33",)
 PLATFORMS = (
@@ -23,12 +26,14 @@ PLATFORMS = (
     Platform(tuple(gfx for gfx in dict.fromkeys((*_INT8, *_FP8)) if gfx not in _HOPPER), needs=_NEEDS, ops=("a8w8",)),
     Platform(_BLOCK[1:], needs=_NEEDS, ops=("a8w8_blockscale",)),
     Platform(_GROUPED[1:], needs=_NEEDS_OF_EXPERTS, ops=("fmoe",)),
+    Platform(_MARLIN, needs=_NEEDS, ops=("a16wn",)),
 )
 #: Op -> dtypes of x and weight, and kinds of scales.
 OPS = {
     "a8w8": (("int8", "fp8_e4m3fn"), ("tensor", "row")),
     "a8w8_blockscale": (("fp8_e4m3fn",), ("block",)),
     "fmoe": (("bf16", "fp16"), ("none",)),
+    "a16wn": (("bf16", "fp16"), ("block",)),
 }
 #: Orders of 1x128 scales; apart from M-major ones they are copied first.
 SCALE_ORDERS = ("m_major", "m_major_padded")
@@ -55,6 +60,8 @@ def unsupported(shape: Shape, device: Device, release: tuple[int, int] | None) -
         return f"{shape.op}: scales must be by {' or '.join(scales)} (got {shape.scale})"
     if shape.op == "fmoe":
         return _experts_fault(shape, device) or _size_fault(shape, device, release) or _output_fault(shape)
+    if shape.op == "a16wn":
+        return _weights_fault(shape, device)
     served = _BLOCK if shape.scale == "block" else _INT8 if shape.dtype == "int8" else _FP8
     if device.gfx not in served:
         return f"{shape.dtype} with scales by {shape.scale} needs one of {', '.join(served)} (got {device.gfx})"
@@ -74,6 +81,19 @@ def _experts_fault(shape: Shape, device: Device) -> str:
     if not 1 <= int(shape["expert"]) < _EXPERTS:
         return f"experts must be in 1..{_EXPERTS - 1} (got {shape['expert']})"
     return f"topk must be a number of experts (got {shape['topk']})" if int(shape["topk"]) < 1 else ""
+
+
+def _weights_fault(shape: Shape, device: Device) -> str:
+    if shape.layout not in PRODUCTS:
+        return f"weight layout must be {' or '.join(PRODUCTS)} (got {shape.layout!r}), as vLLM repacks it"
+    served = _HOPPER if shape.layout == MACHETE else _MARLIN
+    if device.gfx not in served:
+        return f"{PRODUCTS[shape.layout]} needs one of {', '.join(served)} (got {device.gfx})"
+    if not shape.m:
+        return "M must be at least 1 (got 0)"
+    if shape.bias:
+        return f"{PRODUCTS[shape.layout]} adds no bias in its order (got a bias in {shape.bias_dtype})"
+    return "" if shape.outdtype == shape.dtype else f"output must be {shape.dtype}, as x (got {shape.outdtype})"
 
 
 def _size_fault(shape: Shape, device: Device, release: tuple[int, int] | None) -> str:

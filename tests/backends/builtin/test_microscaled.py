@@ -34,7 +34,7 @@ def test_routes_by_device():
         assert family.native(shape(op, n=72), B200) == "bf16"
         assert family.native(shape(op, outdtype="fp32"), CPU) == "float32"
     assert [family.native(shape(op), CPU) for op in NAMES] == ["bf16", "float32"]
-    assert family.native(shape("a8w8_mxfp8", epilogue="bias", bias_dtype="fp32"), CPU) == "float32"
+    assert family.native(shape("a8w8_mxfp8", epilogue="bias", bias_dtype="fp32"), CPU) == "bf16"
 
 
 @listed(("op", "device", "fields", "reason"), [

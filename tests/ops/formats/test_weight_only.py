@@ -12,7 +12,7 @@ from tunedgemm.ops.formats.weight_only import Weight, decode, pack, quantise, un
 from tunedgemm.ops.weight_formats import FORMATS
 from tunedgemm.testing.listed import listed
 
-INT4 = [name for name in FORMATS if "int4" in name]
+PACKED = [name for name, form in FORMATS.items() if form.dtypes == ("int32",)]
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 #: AWQ's places of eight neighbours along N in an element, lowest bits first.
 AWQ = [0, 4, 1, 5, 2, 6, 3, 7]
@@ -32,13 +32,17 @@ def nibble(word, place):
     return (int(word) >> 4 * place) & 15
 
 
-def drawn_int4(name, group, n=N, k=K):
+def byte(word, place):
+    return (int(word) >> 8 * place) & 255
+
+
+def drawn_packed(name, group, n=N, k=K):
     """A weight of random bits in checkpoint layout, with a zero and a NaN scale."""
-    groups, across = k // (group or k), -(-n // 8)
-    is_ct, has_zeros = name.startswith("ct"), name.endswith(("_zp", "_zp_order")) or name.startswith("awq")
+    groups, across, per = k // (group or k), -(-n // 8), 4 if "int8" in name else 8
+    is_ct, has_zeros = name.startswith("ct"), "_zp" in name or name.startswith("awq")
     scale = torch.rand(groups, n, generator=generator()) + 0.5
     scale[0, 1], scale[-1, 2] = 0.0, math.nan
-    weight = words(n, k // 8) if is_ct else words(k, n // 8) if name.startswith("awq") else words(k // 8, n)
+    weight = words(n, k // per) if is_ct else words(k, n // 8) if name.startswith("awq") else words(k // per, n)
     zeros = words(across, groups) if is_ct else words(groups, across)
     index = torch.randint(0, groups, (k,), generator=generator()).to(torch.int32) if name.endswith("_order") else None
     return Weight(weight, scale.t().contiguous() if is_ct else scale, zeros if has_zeros else None, index)
@@ -47,6 +51,10 @@ def drawn_int4(name, group, n=N, k=K):
 def value_of(name, stored, group, n, k):
     """Decode one element from the description of its checkpoint."""
     g = k // (group or K) if stored.w_index is None else int(stored.w_index[k])
+    if "int8" in name:
+        at, of_group = ((n, k // 4), (n, g)) if name == "ct_int8" else ((k // 4, n), (g, n))
+        word, scale = stored.weight[at], stored.w_scale[of_group]
+        return (byte(word, k % 4) - 128) * float(scale)
     if name.startswith("ct"):
         code, scale = nibble(stored.weight[n, k // 8], k % 8), float(stored.w_scale[n, g])
         zero = 8 if stored.w_zeros is None else nibble(stored.w_zeros[n // 8, g], n % 8)
@@ -55,15 +63,16 @@ def value_of(name, stored, group, n, k):
         zero = nibble(stored.w_zeros[g, n // 8], AWQ[n % 8])
     else:
         code, scale = nibble(stored.weight[k // 8, n], k % 8), float(stored.w_scale[g, n])
-        zero = 8 if stored.w_zeros is None else (nibble(stored.w_zeros[g, n // 8], n % 8) + 1) % 16
+        less = "_v2" not in name  # the first checkpoint format stores zero points minus 1
+        zero = 8 if stored.w_zeros is None else (nibble(stored.w_zeros[g, n // 8], n % 8) + less) % 16
     return (code - zero) * scale
 
 
-@listed(("name", "group"), [(name, group) for name in INT4 for group in (32, 64, 0)])
-def test_int4_against_the_checkpoints_layout(name, group):
+@listed(("name", "group"), [(name, group) for name in PACKED for group in (32, 64, 0)])
+def test_packed_integers_against_the_checkpoints_layout(name, group):
     """Each element is found at its bits, with the scale and zero point of its group."""
     for n in (N, 8 if name.startswith("awq") else 11):  # odd N leaves places of the last zero points free
-        stored = drawn_int4(name, group, n)
+        stored = drawn_packed(name, group, n)
         wanted = [[value_of(name, stored, group, row, k) for k in range(K)] for row in range(n)]
         torch.testing.assert_close(
             decode(FORMATS[name], stored, torch.float64), torch.tensor(wanted, dtype=torch.float64), rtol=0, atol=0, equal_nan=True
@@ -116,7 +125,7 @@ def test_codes_come_back(name):
     form = FORMATS[name]
     if form.per == 1:
         return
-    codes = torch.arange(1 << form.bits, dtype=torch.uint8).repeat(form.per + 1, form.per)[:, torch.randperm(16 * form.per)]
+    codes = torch.arange(1 << form.bits, dtype=torch.uint8).repeat(form.per + 1, form.per)[:, torch.randperm((1 << form.bits) * form.per)]
     for along, size in (("k", codes), ("n", codes.t())):
         stored = pack(size, form, along)
         assert stored.dtype is torch_dtype(form.dtypes[-1]) and stored.is_contiguous()
@@ -181,9 +190,26 @@ def test_values_get_their_nearest_code(name, group):
     )
 
 
+def test_a_zero_point_of_0_is_stored_as_15():
+    """A borrow of GPTQModel's whole elements is undone in whole elements, in the format without minus 1."""
+    zeros = torch.tensor([0, 5, 0, 0, 15, 1, 7, 0])
+    first, second = FORMATS["gptq_int4_zp"], FORMATS["gptq_int4_zp_v2"]
+
+    def decoded(form, words):
+        weight = torch.zeros(4, 8, dtype=torch.int32)  # codes of 0, whose values are minus the zero point
+        return -decode(form, Weight(weight, torch.ones(1, 8), words))[:, 0]
+
+    stored = pack(((zeros - 1) % 16)[:, None], first, "n")
+    assert torch.equal(unpack(stored, first, "n")[:, 0], torch.tensor([15, 4, 15, 15, 14, 0, 6, 15], dtype=torch.uint8))
+    assert torch.equal(decoded(first, stored), zeros.float())
+    borrowed = pack(zeros[:, None], second, "n") - 0x11111111
+    assert torch.equal(decoded(second, borrowed + 0x11111111), zeros.float())
+    assert torch.equal(decoded(first, borrowed), ((zeros - torch.tensor([0, 1, 0, 1, 1, 0, 0, 0])) % 16).float())
+
+
 def test_an_index_beyond_the_groups_gives_nan():
     """Columns of other groups keep their values."""
-    stored = drawn_int4("gptq_int4_zp_order", 32)
+    stored = drawn_packed("gptq_int4_zp_order", 32)
     form, index = FORMATS["gptq_int4_zp_order"], stored.w_index.clone()
     index[5], index[7] = 2, -1
     found, wanted = (decode(form, attrs.evolve(stored, w_index=each)) for each in (index, stored.w_index))

@@ -408,5 +408,5 @@ def test_reasons_and_schemes_agree_with_the_ops(faults_of):
             operands = op.make_inputs(row.shape, torch.device("cpu"), 0)
             assert op.shape_of(*operands, otype=torch_dtype(row.shape.outdtype), **op.fields(row.shape)) == row.shape
 
-    assert {*_FORMATS.values(), *(scheme for scheme in SCHEMES if scheme.startswith(("gptq", "awq")))} == {*SCHEMES}
+    assert {*_FORMATS.values(), *(scheme for scheme in SCHEMES if scheme.startswith(("gptq", "awq", "ct_int8")))} == {*SCHEMES}
     assert not faults_of(check, SCHEMES)

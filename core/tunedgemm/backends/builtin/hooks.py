@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from tunedgemm.backends.builtin import a8w8, a16w16, batched, blockscale, fmoe, microscaled, mxfp4, weight_only
+from tunedgemm.backends.builtin import a8w8, a16w16, batched, blockscale, decoding, fmoe, microscaled
 from tunedgemm.backends.builtin.route import Family, Route
 from tunedgemm.backends.hookspecs import hookimpl
 from tunedgemm.backends.launcher import Launcher
@@ -28,9 +28,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "a8w8_bpreshuffle": a8w8.family,
         "a8w8_blockscale": blockscale.family,
         "a8w8_blockscale_bpreshuffle": blockscale.family,
-        "a4w4_blockscale": mxfp4.both,
-        "a16w4_blockscale": mxfp4.weight_alone,
-        "a16wn": weight_only.family,
+        "a4w4_blockscale": decoding.both,
+        "a16w4_blockscale": decoding.weight_alone,
+        "a16wn": decoding.weight_of_any_format,
         "a8w8_mxfp8": microscaled.family,
         "a4w4_nvfp4": microscaled.family,
         "batched_bf16": batched.floats,

@@ -1,62 +1,25 @@
 """Routes of a8w8_mxfp8 and a4w4_nvfp4: cuBLASLt's product where it has one, else decoded operands.
 
-Launcher operands: x, weight, x_scale, w_scale, of nvfp4 both global scales, bias [N] or absent. A
-value times its scale is exact in bf16: of nvfp4 always, of mxfp8 for scales from 2^-124 to 2^119.
-So decoded operands add no error, and the products differ in the order of their sums alone. Global
-scales multiply the float32 sums.
+Launcher operands: x, weight, x_scale, w_scale, of nvfp4 both global scales, bias [N] or absent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.backends.builtin.product import capability, finish, has_cuda, products
-from tunedgemm.backends.builtin.route import Family, Route
+from tunedgemm.backends.builtin.decoding import BF16, FLOAT32, family_of
+from tunedgemm.backends.builtin.product import capability, finish, has_cuda
+from tunedgemm.backends.builtin.route import Route
 from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
-from tunedgemm.ops.microscaled import decoded, form_of, in_rows, order_of_weight
+from tunedgemm.ops.decoding import in_rows, order_of_weight
 from tunedgemm.ops.scale_order import SWIZZLED, field_of
+from tunedgemm.ops.weight_formats import format_of
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
     import torch
-
-
-def _is_plain(shape: Shape, dtype: str) -> bool:
-    """Return whether a product of *dtype* is the result, or is with a bias of its dtype."""
-    return shape.outdtype == dtype and shape.bias_dtype in ("", dtype) and not form_of(shape.op).has_global
-
-
-def _decoded(dtype: str) -> Callable[[Shape, Device], Callable[..., Any]]:
-    """Decode both operands to *dtype*, then multiply."""
-
-    def make(shape: Shape, device: Device) -> Callable[..., Any]:
-        import torch
-
-        n, out_dtype, inner = shape.n, torch_dtype(shape.outdtype), torch_dtype(dtype)
-        product, is_plain = products(device, narrow=dtype == "bf16"), _is_plain(shape, dtype)
-        has_global = form_of(shape.op).has_global
-
-        def call(x: torch.Tensor, *operands: Any) -> torch.Tensor:
-            left, right = decoded(shape, (x, *operands), inner)
-            if is_plain:
-                bias = operands[3].view(n) if shape.bias else None
-                return torch._C._nn.linear(left, right, bias).view(*x.shape[:-1], n)
-            out = product(left, right)
-            if has_global:
-                out = out.mul_(operands[3] * operands[4])
-            return finish(out, operands[-1] if shape.bias else None, out_dtype, (*x.shape[:-1], n))
-
-        return call
-
-    return make
-
-
-def _no_bf16(shape: Shape, device: Device) -> str:
-    coarse = device.kind == "cpu" and not _is_plain(shape, "bf16")
-    return "rounds to bf16 on a CPU before global scales, bias and output" if coarse else ""
 
 
 def _scaled_mm(shape: Shape, device: Device) -> Callable[..., Any]:
@@ -67,7 +30,7 @@ def _scaled_mm(shape: Shape, device: Device) -> Callable[..., Any]:
     from tunedgemm.ops.formats.scales import E8M0, swizzle_scale
 
     del device
-    form, order, n, out_dtype = form_of(shape.op), field_of(shape), shape.n, torch_dtype(shape.outdtype)
+    form, order, n, out_dtype = format_of(shape), field_of(shape), shape.n, torch_dtype(shape.outdtype)
     values, scales = (torch.float4_e2m1fn_x2, torch.float8_e4m3fn) if form.has_global else (torch.float8_e4m3fn, E8M0)
     recipe, swizzle = [ScalingType.BlockWise1x16 if form.has_global else ScalingType.BlockWise1x32], [SwizzleType.SWIZZLE_32_4_4]
     if form.has_global:
@@ -92,7 +55,7 @@ def _no_scaled_mm(shape: Shape, device: Device) -> str:
     import torch
 
     if capability(device) < 100:
-        return f"multiplies {form_of(shape.op).name} on sm_100 and newer (got {device.gfx})"
+        return f"multiplies {format_of(shape).name} on sm_100 and newer (got {device.gfx})"
     if not has_cuda(device, 12, 8):
         return f"needs CUDA 12.8 or newer (got {dict(device.versions)['cuda']})"
     if not hasattr(torch.nn.functional, "scaled_mm"):
@@ -100,14 +63,4 @@ def _no_scaled_mm(shape: Shape, device: Device) -> str:
     return "" if shape.n % 16 == 0 and shape.k % 32 == 0 else f"needs N divisible by 16 and K by 32 (N={shape.n}, K={shape.k})"
 
 
-def _native(shape: Shape, device: Device) -> str:
-    return family.first(shape, device, "scaled_mm", "bf16", "float32")
-
-
-family = Family(
-    MappingProxyType(
-        {"scaled_mm": Route(_scaled_mm, _no_scaled_mm), "bf16": Route(_decoded("bf16"), _no_bf16), "float32": Route(_decoded("fp32"))}
-    ),
-    _native,
-    lambda _, call: call,
-)
+family = family_of(scaled_mm=Route(_scaled_mm, _no_scaled_mm), bf16=BF16, float32=FLOAT32)

@@ -102,25 +102,32 @@ def products(device: Device, *, narrow: bool = True) -> Callable[[torch.Tensor, 
     """Return a function from x [M, K] and weight [N, K] to their product in float32; both may be batched.
 
     Args:
-        narrow: multiply in bf16 where its product has a float32 result, else in float32.
+        narrow: multiply in fp16, or else in bf16, where that has a float32 result, else in float32.
     """
     import torch
 
-    def of_bf16(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        left, right = x.to(torch.bfloat16), weight.to(torch.bfloat16).transpose(-1, -2)
+    def of_16_bits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        left, right = _in_16_bits(x), _in_16_bits(weight).transpose(-1, -2)
         return torch.mm(left, right, out_dtype=torch.float32) if x.dim() == 2 else torch.bmm(left, right, out_dtype=torch.float32)
 
     def of_float32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return torch.matmul(x.to(torch.float32), weight.to(torch.float32).transpose(-1, -2))
 
-    return of_bf16 if narrow and device.kind != "cpu" else of_float32
+    return of_16_bits if narrow and device.kind != "cpu" else of_float32
 
 
 def rounded_products(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Multiply in bf16 with a bf16 result, back in float32, as a CPU does."""
+    """Multiply in fp16 or else in bf16 with a result of its dtype, back in float32, as a CPU does."""
     import torch
 
-    return torch.matmul(x.to(torch.bfloat16), weight.to(torch.bfloat16).transpose(-1, -2)).to(torch.float32)
+    return torch.matmul(_in_16_bits(x), _in_16_bits(weight).transpose(-1, -2)).to(torch.float32)
+
+
+def _in_16_bits(values: torch.Tensor) -> torch.Tensor:
+    """Return values of fp16 unchanged, and others in bf16."""
+    import torch
+
+    return values if values.dtype is torch.float16 else values.to(torch.bfloat16)
 
 
 def is_differentiated(tensor: torch.Tensor) -> bool:

@@ -11,10 +11,11 @@ import torch
 from tunedgemm.errors import OperandError
 from tunedgemm.ops.formats.mxfp4 import as_fp4, e2m1_codes
 from tunedgemm.ops.formats.quant import as_rows, slices
+from tunedgemm.ops.formats.weight_only import global_scale_of, scales_of
 
 _GROUP, _E4M3 = 16, torch.float8_e4m3fn
-#: Largest values of e2m1 and of e4m3.
-_LARGEST, _LARGEST_SCALE = 6.0, 448.0
+#: Largest value of e2m1.
+_LARGEST = 6.0
 
 
 def per_1x16_f4_quant(x: torch.Tensor, global_scale: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -40,9 +41,7 @@ def per_1x16_f4_quant(x: torch.Tensor, global_scale: torch.Tensor | None = None)
         raise OperandError(f"nvfp4 has a scale for each {_GROUP} elements: K must be a multiple of {_GROUP} (got K={k}); pad with zeros")
     if global_scale is None:
         tops = [rows[part].abs().amax() for part in slices(*rows.shape)]
-        top = torch.stack(tops).amax().float() if tops else torch.zeros((), device=x.device)
-        factor = top / (_LARGEST * _LARGEST_SCALE)
-        factor = factor.where(factor != 0, 1.0)
+        factor = global_scale_of(torch.stack(tops) if tops else rows, _LARGEST, _E4M3)
     elif global_scale.numel() != 1 or global_scale.dtype != torch.float32:
         raise OperandError(f"per_1x16_f4_quant: global_scale must be one float32 (got {tuple(global_scale.shape)} {global_scale.dtype})")
     else:
@@ -51,10 +50,7 @@ def per_1x16_f4_quant(x: torch.Tensor, global_scale: torch.Tensor | None = None)
     scale = torch.empty(rows.shape[0], k // _GROUP, dtype=_E4M3, device=x.device)
     for part in slices(*rows.shape):
         values = rows[part].to(torch.float32).view(-1, k // _GROUP, _GROUP)
-        # infinity over infinity is NaN, which e4m3 has; it has no infinity
-        top = values.abs().amax(-1)
-        top = top.where(top.isfinite(), torch.nan)
-        scale[part] = (top / (_LARGEST * factor)).clamp_(max=_LARGEST_SCALE).to(_E4M3)
+        scale[part] = scales_of(values.abs().amax(-1), factor, _LARGEST, _E4M3)
         divisor = scale[part].to(torch.float32) * factor
         codes = e2m1_codes(torch.nan_to_num(values / divisor[..., None])).view(-1, k // 2, 2)
         q[part] = codes[..., 0] | (codes[..., 1] << 4)

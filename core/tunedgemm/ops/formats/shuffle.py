@@ -24,7 +24,7 @@ from tunedgemm.errors import OperandError
 from tunedgemm.ops.formats.blocks import blocks_as_rows, rearranged
 from tunedgemm.ops.formats.scales import ShuffledScale
 from tunedgemm.ops.formats.writes import Source, watched_source
-from tunedgemm.ops.layout import WIDEST, Order, name_of, note_order, order_of
+from tunedgemm.ops.layout import REPACKED, WIDEST, Order, name_of, note_order, order_of
 
 #: Aliases of layouts in AITER's guides.
 _ALIASES = {"tn": (16, 16)}
@@ -47,14 +47,15 @@ def layout_name(layout: tuple[int, int] | str) -> str:
     pair: Any = _ALIASES.get(layout, layout) if isinstance(layout, str) else layout
     if isinstance(pair, (tuple, list)) and len(pair) == 2 and all(type(side) is int for side in pair):
         pair = f"aiter{pair[0]}x{pair[1]}"
-    if not isinstance(pair, str) or order_of(pair) is None:
+    if not isinstance(pair, str) or (order_of(pair) is None and pair not in REPACKED):
         raise OperandError(f"unknown weight layout {layout!r}; known: (16, 16), (32, 16), (16, 32), 'tn' for (16, 16), 'columns128'")
     return pair
 
 
 def _order(name: str) -> Order:
     if (order := order_of(name)) is None:
-        raise OperandError(f"no order of bytes is known of layout {name!r}")
+        remedy = "; its order depends on the format: call repack_weight" if name in REPACKED else ""
+        raise OperandError(f"no order of bytes is known of layout {name!r}{remedy}")
     return order
 
 
@@ -202,7 +203,8 @@ def as_shuffled(x: torch.Tensor, layout: tuple[int, int] | str = (16, 16)) -> Sh
         return x
     if not x.is_contiguous():
         raise OperandError(f"a shuffled weight is contiguous (got {tuple(x.shape)} with strides {x.stride()})")
-    _blocks(x, name)
+    if name not in REPACKED:
+        _blocks(x, name)
     return _wrapped(x, name)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
-from tunedgemm.ops.formats.mxfp4 import _values, e2m1_codes, power_of
+from tunedgemm.ops.formats.mxfp4 import e2m1_codes, e2m1_values, power_of
 from tunedgemm.ops.formats.quant import as_rows, slices, work_dtype
 from tunedgemm.ops.formats.scales import E8M0
 from tunedgemm.ops.weight_formats import E2M1, WeightFormat, format_named
@@ -49,8 +49,8 @@ def decode(form: WeightFormat, stored: Weight, dtype: torch.dtype = torch.float3
 
     It is computed in float64 for float64, else in float32. An index beyond the groups gives NaN.
     """
-    codes = unpack(stored.weight, form, form.along)
-    (n, k), inner = codes.shape, work_dtype(dtype)
+    (n, k), inner, weight = form.sizes(tuple(stored.weight.shape)), work_dtype(dtype), stored.weight
+    whole = unpack(weight, form, "n") if form.along == "n" else None  # else in slices, which takes less memory
     scale, zeros, index = _by_row(stored.w_scale, form, n), None, stored.w_index
     if stored.w_zeros is not None:
         zeros = (unpack(stored.w_zeros, form, "n")[:n] + (form.zeros or 0)) & ((1 << form.bits) - 1)
@@ -58,10 +58,11 @@ def decode(form: WeightFormat, stored: Weight, dtype: torch.dtype = torch.float3
         scale = torch.nn.functional.pad(scale, (0, 1), value=torch.nan)
         index = index.where((index >= 0) & (index < scale.shape[1]), -1) % scale.shape[1]
         zeros = None if zeros is None else torch.nn.functional.pad(zeros, (0, 1))
-    out = torch.empty(n, k, dtype=dtype, device=codes.device)
+    out = torch.empty(n, k, dtype=dtype, device=weight.device)
     for part in slices(n, k):
         scales = scale[part] if index is None else scale[part][:, index]
-        values = _values_of(codes[part], form).to(inner).view(-1, scales.shape[1], k // scales.shape[1])
+        codes = unpack(weight[:, part] if form.is_kn else weight[part], form, "k") if whole is None else whole[part]
+        values = _values_of(codes, form).to(inner).view(-1, scales.shape[1], k // scales.shape[1])
         if zeros is not None:
             values -= (zeros[part] if index is None else zeros[part][:, index])[..., None]
         out[part] = (values * scales[..., None].to(inner)).view(-1, k)
@@ -73,7 +74,7 @@ def _values_of(codes: torch.Tensor, form: WeightFormat) -> torch.Tensor:
     if not form.values:
         return codes.to(torch.float32)
     if form.values == E2M1:
-        return _values(codes)
+        return e2m1_values(codes)
     first = form.values[0]
     if form.values == tuple(first + code for code in range(len(form.values))):
         return codes.to(torch.float32) + first
@@ -118,7 +119,7 @@ def quantise(
         needs = f"K must be a multiple of {group or 1} and {form.along.upper()} of {form.per}"
         raise OperandError(f"quantise: {w_format}: {needs} (got N={n}, K={k}); pad the weight with zeros")
     order = None if index is None else torch.argsort(index, stable=True)
-    grouped = (values if order is None else values[:, order]).view(n, k // (group or k), -1)
+    grouped = (values if order is None else values[:, order]).view(n, k // (group or k), group or k)
     scale, zeros, factor = _scales(form, grouped, dtype)
     divisor = _by_row(scale, attrs.evolve(form, is_kn=False), n)[..., None] * (1 if factor is None else factor)
     scaled = torch.nan_to_num(grouped / divisor) + (0 if zeros is None else zeros[..., None])
@@ -143,11 +144,22 @@ def _scales(form: WeightFormat, grouped: torch.Tensor, dtype: torch.dtype) -> tu
     if stored is E8M0:
         return power_of(top, limit).to(torch.uint8).view(E8M0), None, None
     if form.has_global:
-        largest = torch.finfo(stored).max
-        factor = _nonzero(top.amax() / (limit * largest))
-        return (top / (limit * factor)).clamp_(max=largest).to(stored), None, factor
+        factor = global_scale_of(top, limit, stored)
+        return scales_of(top, factor, limit, stored), None, factor
     scale = _nonzero((top / limit).to(stored))
     return scale if form.rows else scale.view(()), None, None
+
+
+def global_scale_of(top: torch.Tensor, limit: float, stored: torch.dtype) -> torch.Tensor:
+    """Return the global scale of amaxima: amax over the largest value and the largest scale, 1 for zeros."""
+    amax = top.amax().float() if top.numel() else torch.zeros((), device=top.device)
+    return _nonzero(amax / (limit * torch.finfo(stored).max))
+
+
+def scales_of(top: torch.Tensor, factor: torch.Tensor, limit: float, stored: torch.dtype) -> torch.Tensor:
+    """Return the scales of amaxima below a global scale, to nearest; NaN for infinity and NaN."""
+    top = top.where(top.isfinite(), torch.nan)
+    return (top / (limit * factor)).clamp_(max=torch.finfo(stored).max).to(stored)
 
 
 def _nonzero(scale: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ memory as the kernels do, whatever the strides of the tensor say.
 from __future__ import annotations
 
 import torch
+import vllm_stand_in_weights as weights
 
 NAMESPACE = "vllm_stand_in_C"
 BLOCK = 128
@@ -166,6 +167,6 @@ FUNCTIONS = (
     silu_and_mul,
 )
 library = torch.library.Library(NAMESPACE, "FRAGMENT")
-for schema, function in zip(SCHEMAS, FUNCTIONS, strict=True):
+for schema, function in zip((*SCHEMAS, *weights.SCHEMAS), (*FUNCTIONS, *weights.FUNCTIONS), strict=True):
     library.define(schema)
     library.impl(schema.partition("(")[0], function, "CompositeExplicitAutograd")
