@@ -10,9 +10,8 @@ import math
 import torch
 
 from tunedgemm.errors import OperandError
-from tunedgemm.ops.formats.quant import as_rows, slices
+from tunedgemm.ops.formats.quant import as_rows, slices, work_dtype
 from tunedgemm.ops.formats.scales import E8M0, as_bytes, shuffle_scale
-from tunedgemm.ops.weight_formats import FORMATS
 
 FP4 = torch.float4_e2m1fn_x2
 #: Elements of K per scale in mxfp4, and the largest magnitude of e2m1.
@@ -112,10 +111,15 @@ def dequant_fp4(q: torch.Tensor, e8m0: torch.Tensor, dtype: torch.dtype = torch.
         raise OperandError(
             f"e8m0 scales of fp4 values {tuple(q.shape)}: {fits} (got {tuple(e8m0.shape)}); unshuffle_scale(s, rows, K/32) first"
         )
-    from tunedgemm.ops.formats.weight_only import Weight, decode  # which imports this module
-
-    stored = Weight(codes.reshape(-1, k // 2), bytes_.reshape(-1, k // _MX))
-    return decode(FORMATS["mxfp4"], stored, dtype).view(*q.shape[:-1], k)
+    rows, powers = codes.reshape(-1, k // 2), bytes_.reshape(-1, k // _MX)
+    out = torch.empty(*q.shape[:-1], k, dtype=dtype, device=q.device)
+    flat = out.view(-1, k)
+    for part in slices(rows.shape[0], k):
+        pairs = rows[part]
+        values = e2m1_values(torch.stack((pairs & 15, pairs >> 4), -1).view(-1, k // _MX, _MX)).to(work_dtype(dtype))
+        values *= powers[part].view(E8M0).to(torch.float32).to(values.dtype)[..., None]
+        flat[part] = values.view(-1, k).to(dtype)
+    return out
 
 
 def _power(top: torch.Tensor, mode: int) -> torch.Tensor:
