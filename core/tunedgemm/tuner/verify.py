@@ -16,6 +16,7 @@ import attrs
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from tunedgemm.backends.kept_weights import renew
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.ops.formats.tensor_bytes import duplicate, fingerprint, overwrite, raw
@@ -62,10 +63,12 @@ class Variant:
         before = [(operand, duplicate(operand)) for operand in self.operands if operand is not None]
         try:
             self.change(self.operands)
+            renew(self.operands)  # torch does not count these writes
             yield
         finally:
             for operand, contents in before:
                 overwrite(operand, contents)
+            renew(self.operands)
 
 
 @attrs.frozen(eq=False)
