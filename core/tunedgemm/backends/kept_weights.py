@@ -112,7 +112,8 @@ def _made(operands: tuple[Any, ...], key: Any, nbytes: int, make: Make) -> torch
         copies: dict[Any, _Copy] = storage.__dict__.setdefault(_ATTRIBUTE, {})
         copy, start = copies.get(key), time.perf_counter()
         if copy is None and (present := used()) + nbytes > (most := limit()):
-            raise WeightRefused(f"{LIMIT} is reached: {present:,} of {most:,} bytes are in use, this weight needs {nbytes:,}")
+            have = f"{present:,} of {most:,} bytes are in use"
+            raise WeightRefused(f"{LIMIT}: {have}, and this weight needs {nbytes:,}; set a higher limit")
         if copy is None or copy.versions != versions:
             values = _computed(make, operands)
             if copy is not None:
@@ -122,7 +123,7 @@ def _made(operands: tuple[Any, ...], key: Any, nbytes: int, make: Make) -> torch
                 others = tuple(None if operand is None else _held(operand, storage) for operand in operands[1:])
                 copy = copies[key] = _Copy(values, versions, key[1], others, make, time.perf_counter() - start)
                 _copies.add(copy)
-                _log.info("dequantised a weight %s in %.1f ms; %s bytes are kept", key[0], copy.seconds * 1e3, f"{used():,}")
+                _log.info("dequantised a weight of %s in %.2f ms; %d bytes are kept", key[0][0], copy.seconds * 1e3, used())
             copy.versions = versions  # last: until then other threads wait for the lock
         return copy.values
 
@@ -175,7 +176,9 @@ def renew(tensors: Iterable[Any]) -> None:
                 _synchronize(copy.values)
 
 
-def cost(weight: torch.Tensor) -> str:
-    """Describe the copies of a weight: their size and the time that they took."""
-    copies: Iterable[_Copy] = getattr(weight.untyped_storage(), _ATTRIBUTE, {}).values()
-    return "; ".join(f"dequantised once in {each.seconds * 1e3:.2f} ms, {each.values.nbytes:,} bytes kept" for each in copies)
+def cost(operands: Iterable[Any]) -> str:
+    """Describe the copies of weights: the time that they took once, and their sizes."""
+    copies: list[_Copy] = [
+        copy for each in operands if each is not None for copy in getattr(each.untyped_storage(), _ATTRIBUTE, {}).values()
+    ]
+    return "; ".join(f"dequantised once in {copy.seconds * 1e3:.2f} ms, {copy.values.nbytes:,} bytes kept" for copy in copies)

@@ -305,9 +305,10 @@ def measure(
             launcher = bind(operands.op.canonical(operands.shape.with_m(m)))
             if isinstance(launcher, Unsupported):
                 refused.insert(0, (m, launcher.reason))
-            elif fault := (
-                _OTHER_TABLES if launcher.keeps_weights else next(_differences(rows, operands, launcher, m, (any_m or ()) if refused else ()), "")
-            ):
+            elif launcher.keeps_weights:
+                fault = _OTHER_TABLES
+                break
+            elif fault := next(_differences(rows, operands, launcher, m, (any_m or ()) if refused else ()), ""):
                 break
             else:
                 served.insert(0, m)

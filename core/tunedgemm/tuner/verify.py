@@ -16,7 +16,7 @@ import attrs
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tunedgemm.backends.kept_weights import renew
+from tunedgemm.backends.kept_weights import cost, renew
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.ops.formats.tensor_bytes import duplicate, fingerprint, overwrite, raw
@@ -143,7 +143,10 @@ class Verifier:
                 return timing
             worst = worse_of(worst, timing)
         again = self._verify_repeats(solution, launcher)
-        return attrs.evolve(worse_of(worst, again), deterministic=again.deterministic) if again.status == "ok" else again
+        if again.status != "ok":
+            return again
+        detail = cost(self.operand_sets[0]) if launcher.keeps_weights else ""
+        return attrs.evolve(worse_of(worst, again), deterministic=again.deterministic, detail=detail)
 
     def check_again(self, solution: Solution, launcher: Launcher, *, graphed: bool) -> Timing:
         """Verify after many calls, since a kernel may leave state that breaks later ones.
