@@ -47,8 +47,8 @@ class _Copy:
         values: the copy.
         versions: versions of the operands that it was made of.
         place: offset, sizes and dtype of the weight in its storage.
-        others: the other operands, alive so that no other tensor takes their addresses; their places
-            if they are in the weight's storage, which they would keep alive.
+        others: the other operands, alive so that no other tensor takes their addresses; only their
+            places in the weight's storage, which they would keep alive.
         make: computes the copy.
         seconds: the time that it took at first.
     """
