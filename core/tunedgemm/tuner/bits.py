@@ -305,7 +305,7 @@ def measure(
             launcher = bind(operands.op.canonical(operands.shape.with_m(m)))
             if isinstance(launcher, Unsupported):
                 refused.insert(0, (m, launcher.reason))
-            elif launcher.keeps_weights:
+            elif launcher.is_nested:
                 fault = _OTHER_TABLES
                 break
             elif fault := next(_differences(rows, operands, launcher, m, (any_m or ()) if refused else ()), ""):

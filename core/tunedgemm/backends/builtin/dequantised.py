@@ -69,5 +69,5 @@ def _unfit(shape: Shape, device: Device) -> str:
 
 
 family: Family = attrs.evolve(
-    decoding, routes=MappingProxyType({**decoding.routes, "dequantised": Route(_dequantised, _unfit, keeps_weights=True)})
+    decoding, routes=MappingProxyType({**decoding.routes, "dequantised": Route(_dequantised, _unfit, keeps_weights=True, is_nested=True)})
 )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from tunedgemm.backends.builtin import a8w8, a16w16, batched, blockscale, dequantised, fmoe, microscaled, mxfp4
+from tunedgemm.backends.builtin import a8w8, a16w16, batched, blockscale, both_sides, fmoe, microscaled, mxfp4
 from tunedgemm.backends.builtin.route import Family, Route
 from tunedgemm.backends.hookspecs import hookimpl
 from tunedgemm.backends.launcher import Launcher
@@ -30,7 +30,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "a8w8_blockscale_bpreshuffle": blockscale.family,
         "a4w4_blockscale": mxfp4.both,
         "a16w4_blockscale": mxfp4.weight_alone,
-        "a16wn": dequantised.family,
+        "a16wn": both_sides.family,
         "a8w8_mxfp8": microscaled.family,
         "a4w4_nvfp4": microscaled.family,
         "batched_bf16": batched.floats,
@@ -110,7 +110,7 @@ def _bound(family: Family, solution: Solution, shape: Shape, device: Device) -> 
     if shape.m == 0:
         return Launcher(_empty(shape))
     call = route.make(shape, device, solution.split_k) if route.splits else route.make(shape, device)
-    return Launcher(family.in_order(shape, call), route.graph_safe, keeps_weights=route.keeps_weights)
+    return Launcher(family.in_order(shape, call), route.graph_safe, keeps_weights=route.keeps_weights, is_nested=route.is_nested)
 
 
 def _empty(shape: Shape) -> Callable[..., Any]:

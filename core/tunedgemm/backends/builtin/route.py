@@ -33,7 +33,7 @@ class Route:
         listed: the values of splitK worth a try; none where the route is not.
         splits: whether it takes splitK.
         graph_safe: whether it never waits for the device.
-        keeps_weights: see `Launcher.keeps_weights`.
+        keeps_weights, is_nested: see `Launcher`.
     """
 
     make: Callable[..., Callable[..., Any]]
@@ -42,6 +42,7 @@ class Route:
     splits: bool = False
     graph_safe: bool = True
     keeps_weights: bool = False
+    is_nested: bool = False
 
 
 def weight_in_order(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
