@@ -150,3 +150,24 @@ def renewed(weight: Weight) -> bool:
     """Renew a copy, which takes the lock."""
     kept_weights.renew([weight.weight])
     return True
+
+
+def test_one_layer_has_two_formats_by_m(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of larger M quantises x where the process allows it; else its reason names the variable."""
+    shape = Shape("a16wn", M, N, K, scale="block", extra={"w_format": "mxfp8", "w_group": 32})
+    op, solutions = op_named("a16wn"), (Solution("torch", "decoded"), Solution("torch", "as_a8w8_mxfp8"))
+    given = [Row(shape.with_m(m), CPU.gfx, CPU.cu_num, "", each, 5.0) for m, each in zip((1, M), solutions, strict=True)]
+    write_rows(user_table(op), op, given)
+    weight = quantise("mxfp8", torch.randn(N, K, generator=torch.Generator().manual_seed(1)))
+    exact = X.double() @ decode(FORMATS["mxfp8"], weight).double().t()
+    errors = []
+    for word in ("given", "quantised"):
+        monkeypatch.setenv("TUNEDGEMM_TORCH_ACTIVATIONS", word)
+        tunedgemm.reload()
+        out = tunedgemm.gemm_a16wn(X, weight.weight, weight.w_scale, w_format="mxfp8")
+        errors.append(float((out.double() - exact).norm() / exact.norm()))
+        served = [tgemm.of("a16wn").bound(shape.with_m(m), CPU) for m in (1, M)]
+        assert served[0].offer.solution == solutions[0]
+        assert (served[1].offer.solution == solutions[1]) == (word == "quantised")
+        assert ("set TUNEDGEMM_TORCH_ACTIVATIONS=quantised" in str(served[1])) == (word == "given")
+    assert errors[0] < 0.005 and 0.01 < errors[1] < 0.05

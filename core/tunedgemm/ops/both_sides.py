@@ -2,7 +2,7 @@
 
 Their numbers differ from those of 16-bit activations, so a solution of the built-in backend has
 them only where a process allows it. Its kernel name is `PREFIX` and the other op. Accuracy is then
-judged by the other op's reference and tolerance, of x as it is quantised.
+judged by the other op's tolerance, against its reference of the quantised x.
 """
 
 from __future__ import annotations
