@@ -123,7 +123,7 @@ def _made(operands: tuple[Any, ...], key: Any, nbytes: int, make: Make) -> torch
                 others = tuple(None if operand is None else _held(operand, storage) for operand in operands[1:])
                 copy = copies[key] = _Copy(values, versions, key[1], others, make, time.perf_counter() - start)
                 _copies.add(copy)
-                _log.info("dequantised a weight of %s in %.2f ms; %d bytes are kept", key[0][0], copy.seconds * 1e3, used())
+                _log.debug("dequantised a weight of %s in %.2f ms; %d bytes are kept", key[0][0], copy.seconds * 1e3, used())
             copy.versions = versions  # last: until then other threads wait for the lock
         return copy.values
 

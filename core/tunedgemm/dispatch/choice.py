@@ -143,7 +143,7 @@ def choose(
                 if last.libver:
                     last = _with_version(last, backend, device, bound=True)
                 if launcher.keeps_weights:
-                    launcher = stepping_down(launcher, choose(untried, shape, device, registry, veto)[1])
+                    launcher = stepping_down(launcher, choose(untried, shape, device, registry, _and_not(solution, veto))[1])
                 return Explanation(shape, device, last, tuple(passed), lasting=lasting), launcher
             if not launcher and not device.is_present:
                 last = _with_version(last, backend, device, bound=False)
@@ -154,6 +154,11 @@ def choose(
     if last is None:
         raise AssertionError("offers() yields at least the built-in backend")
     return Explanation(shape, device, last, tuple(passed[:-1]), passed[-1][1]), None
+
+
+def _and_not(solution: Solution, veto: Callable[[Solution], str] | None) -> Callable[[Solution], str]:
+    """Extend a veto to a solution, which rows of several M may name."""
+    return lambda other: "it refuses the weight" if other == solution else veto(other) if veto is not None else ""
 
 
 def stepping_down(launcher: Launcher, following: Launcher | None) -> Launcher:
