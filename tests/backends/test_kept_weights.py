@@ -128,7 +128,7 @@ def test_a_capture_makes_and_renews_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     weight, scale = torch.ones(4, 8).as_subclass(OnGpu), torch.ones(4, 1)
     capturing = [True]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
-    monkeypatch.setattr(kept_weights, "_synchronize", lambda _: None)
+    monkeypatch.setattr(kept_weights, "_synchronize", lambda tensor: None)
     with pytest.raises(WeightRefused, match="capture"):
         kept((weight, scale), "a", SIZE, Maker())
     capturing[0] = False

@@ -61,7 +61,12 @@ class _Copy:
     seconds: float
 
 
-_copies: weakref.WeakSet[_Copy] = weakref.WeakSet()
+_used = [0]
+
+
+def _count(nbytes: int) -> None:
+    with _lock:
+        _used[0] += nbytes
 
 
 def limit() -> int:
@@ -71,7 +76,7 @@ def limit() -> int:
 
 def used() -> int:
     """Return the bytes of all copies."""
-    return sum(copy.values.nbytes for copy in list(_copies))
+    return _used[0]
 
 
 def kept(operands: tuple[Any, ...], form: Hashable, nbytes: int, make: Make) -> torch.Tensor:
@@ -106,32 +111,38 @@ def _made(operands: tuple[Any, ...], key: Any, nbytes: int, make: Make) -> torch
         raise WeightRefused("a graph capture began before its first call")
     if any(not operand.is_cuda and operand.is_shared() for operand in given):
         raise WeightRefused("other processes may write to its shared memory")
-    with _lock, torch.no_grad(), torch.inference_mode(False):
+    with _lock:
         versions = tuple(operand._version for operand in given)
         storage: Any = weight.untyped_storage()
         copies: dict[Any, _Copy] = storage.__dict__.setdefault(_ATTRIBUTE, {})
-        copy, start = copies.get(key), time.perf_counter()
+        copy = copies.get(key)
         if copy is None and (present := used()) + nbytes > (most := limit()):
             have = f"{present:,} of {most:,} bytes are in use"
             raise WeightRefused(f"{LIMIT}: {have}, and this weight needs {nbytes:,}; set a higher limit")
         if copy is None or copy.versions != versions:
-            values = _computed(make, operands)
+            _synchronize(weight)
+            start, values = time.perf_counter(), _computed(make, operands)
             if copy is not None:
-                copy.values.copy_(values)
+                with torch.inference_mode(False):
+                    copy.values.copy_(values)
             _synchronize(values)
             if copy is None:
                 others = tuple(None if operand is None else _held(operand, storage) for operand in operands[1:])
                 copy = copies[key] = _Copy(values, versions, key[1], others, make, time.perf_counter() - start)
-                _copies.add(copy)
+                _count(values.nbytes)
+                weakref.finalize(copy, _count, -values.nbytes).atexit = False
                 _log.debug("dequantised a weight of %s in %.2f ms; %d bytes are kept", key[0][0], copy.seconds * 1e3, used())
             copy.versions = versions  # last: until then other threads wait for the lock
         return copy.values
 
 
 def _computed(make: Make, operands: tuple[Any, ...]) -> torch.Tensor:
-    """Compute a copy; a refusal without the memory."""
+    """Compute a copy outside inference mode; a refusal without the memory."""
+    import torch
+
     try:
-        return make(*operands)
+        with torch.no_grad(), torch.inference_mode(False):
+            return make(*operands)
     except Exception as error:
         if is_out_of_memory(error):
             raise WeightRefused("the device has no memory for a copy") from error
@@ -165,7 +176,7 @@ def renew(tensors: Iterable[Any]) -> None:
     """Renew the copies of these weights at once, after writes that torch did not count."""
     import torch
 
-    for tensor in tensors if _copies else ():
+    for tensor in tensors if used() else ():
         try:
             storage: Any = torch.Tensor.untyped_storage(tensor)
         except (NotImplementedError, RuntimeError, TypeError):  # no memory, or no tensor

@@ -158,7 +158,7 @@ class Verifier:
         again = self._verify_repeats(solution, launcher)
         if again.status != "ok":
             return again
-        detail = cost(self.operand_sets[0]) if launcher.keeps_weights else ""
+        detail = cost(self.operand_sets[1]) if launcher.keeps_weights else ""  # the first loaded modules
         found = attrs.evolve(worse_of(worst, again), deterministic=again.deterministic, detail=detail)
         return found if self.own is None else self.own.with_errors(found, launcher)
 
