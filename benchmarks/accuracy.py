@@ -42,13 +42,13 @@ from tunedgemm.backends.builtin import hooks
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device, current_device
 from tunedgemm.ops import moe, op_named
+from tunedgemm.ops.accuracy import MAX_ERROR_RATIO, error_ratio, worst_row_error
 from tunedgemm.ops.formats import quant
 from tunedgemm.ops.formats.mxfp4 import per_1x32_f4_quant
 from tunedgemm.ops.formats.scales import transposed_scale
 from tunedgemm.ops.formats.shuffle import plain_weight, shuffle_weight
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.ops.accuracy import MAX_ERROR_RATIO, error_ratio, worst_row_error
 
 Tensor = torch.Tensor
 BATCH, EXPERTS, TOPK, INTER = 3, 4, 2, 256

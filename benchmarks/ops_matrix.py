@@ -31,6 +31,7 @@ from tunedgemm.device import Device, current_device, device_of
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.ops import op_named, ops
+from tunedgemm.ops.accuracy import MAX_ERROR_RATIO, error_ratio, same_bits, worst_row_error
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
@@ -40,7 +41,6 @@ from tunedgemm.table.sheet import Record, Sheet
 from tunedgemm.table.untuned import read_untuned
 from tunedgemm.testing.shapes import shapes_of
 from tunedgemm.tuner import Options, tune
-from tunedgemm.ops.accuracy import MAX_ERROR_RATIO, error_ratio, same_bits, worst_row_error
 from tunedgemm.tuner.verify import rows_of
 
 RESULT = Path(__file__).parent / "results" / "ops" / "README.md"

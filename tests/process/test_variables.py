@@ -63,6 +63,16 @@ def test_any_number_but_0_switches_on(text, on):
     assert all(read(name, {name: text}) is on for name, kind in KINDS.items() if type(kind) is Switch)
 
 
+def test_sizes_have_units():
+    """A size is bytes or a power of 1024; one without a clear unit is a fault."""
+    name = "TUNEDGEMM_DEQUANTISED_BYTES"
+    sizes = {"": 0, "0": 0, "4096": 4096, "8GiB": 8 << 30, "1.5 mib": 3 << 19, "2TiB": 2 << 40, "512B": 512}
+    assert {text: read(name, {name: text}) for text in sizes} == sizes
+    for text in ("8GB", "8G", "-1", "GiB", "1e9", "8 GiB 2"):
+        fault = f"must be a number of bytes, KiB, MiB, GiB or TiB, such as 8GiB (got {text!r})"
+        assert (fault_of(name, {name: text})[0], read(name, {name: text})) == (fault, 0)
+
+
 def test_a_bad_value_names_the_nearest_word():
     """The message has the variable's value and the word that is probably meant."""
     assert "did you mean triton?" in fault_of("TUNEDGEMM_FALLBACK", {"TUNEDGEMM_FALLBACK": "tirton"})[0]

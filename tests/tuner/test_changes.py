@@ -15,6 +15,7 @@ from tunedgemm.ops.formats.shuffle import plain_weight
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.testing.fakes import exact
+from tunedgemm.tuner.changes import Changes
 from tunedgemm.tuner.served import Served
 from tunedgemm.tuner.verify import Verifier
 
@@ -117,3 +118,12 @@ def test_changes_are_undone() -> None:
 
     assert Served(Verifier(op, shape, sets, 0.05), device_of(-1), None).check(SOLUTION, bind(shape), bind).status == "ok"
     assert all(torch.equal(plain_bytes(plain_weight(now)).view(torch.uint8), was) for now, was in zip(sets[0], before, strict=True))
+
+
+def test_packed_weights_are_no_indices() -> None:
+    """int32 weights are codes: equal rows of them would make the rounding errors of all columns one."""
+    op = op_named("a16wn")
+    shape = next(each for each in op.examples if each["w_format"] == "ct_int4" and each.m)
+    verifier = Verifier(op, shape, [op.make_inputs(shape, torch.device("cpu"), seed) for seed in (0, 1)], 0.05)
+    whats = [variant.what for variant in Changes(verifier).variants()]
+    assert "after weights changed in place" in whats and not [what for what in whats if "indices" in what]

@@ -171,6 +171,15 @@ def test_touching_leaves_every_bit(dtype) -> None:
     assert torch.equal(x.view(torch.uint8), before)
 
 
+def test_each_weight_is_called_before_a_capture() -> None:
+    """Only weights whose copies are kept, since each of them is in the captured sample."""
+    workload, called = Workload(OP, Shape("a16w16", 4, 64, 64), device_of(-1)), []
+    for keeps, count in ((False, 2), (True, len(workload.copies))):
+        called.clear()
+        workload.prepare(Solution("torch", f"{keeps}"), Launcher(lambda x, weight: called.append(id(weight)), keeps_weights=keeps))
+        assert len(set(called)) == count > 1
+
+
 @pytest.mark.gpu
 def test_a_time_is_what_the_call_adds() -> None:
     """A call that launches nothing takes nothing, though a kernel writes the activations before it."""

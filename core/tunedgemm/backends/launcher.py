@@ -8,6 +8,12 @@ from typing import Any
 
 import attrs
 
+from tunedgemm.errors import PluginError
+
+
+class WeightRefused(PluginError):
+    """Why a launcher that keeps copies of weights does not serve a call; the next kernel does."""
+
 
 @attrs.frozen
 class Launcher:
@@ -21,11 +27,17 @@ class Launcher:
             autocast. It must be safe in several threads and streams.
         graph_safe: whether `call` may be captured in a CUDA or HIP graph.
         workspace_bytes: workspace of one call in bytes, without its output.
+        keeps_weights: whether it keeps copies of weights by `tunedgemm.backends.kept_weights`, and
+            may raise `WeightRefused`. For the core alone.
+        is_nested: whether it calls another op by its tables, which its bits follow. For the core
+            alone.
     """
 
     call: Callable[..., Any] = attrs.field(validator=attrs.validators.is_callable())
     graph_safe: bool = True
     workspace_bytes: int = 0
+    keeps_weights: bool = False
+    is_nested: bool = False
 
 
 def on_device(call: Callable[..., Any], index: int) -> Callable[..., Any]:

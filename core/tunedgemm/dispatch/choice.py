@@ -8,13 +8,13 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from tunedgemm.backends import split_bias
 from tunedgemm.backends.backend import Backend
-from tunedgemm.backends.launcher import Launcher
+from tunedgemm.backends.launcher import Launcher, WeightRefused
 from tunedgemm.backends.registry import Registry
 from tunedgemm.backends.untuned import choices, unmeasured
 from tunedgemm.device import Device
@@ -142,6 +142,8 @@ def choose(
             if isinstance(launcher, Launcher):
                 if last.libver:
                     last = _with_version(last, backend, device, bound=True)
+                if launcher.keeps_weights:
+                    launcher = stepping_down(launcher, choose(untried, shape, device, registry, _and_not(solution, veto))[1])
                 return Explanation(shape, device, last, tuple(passed), lasting=lasting), launcher
             if not launcher and not device.is_present:
                 last = _with_version(last, backend, device, bound=False)
@@ -152,6 +154,29 @@ def choose(
     if last is None:
         raise AssertionError("offers() yields at least the built-in backend")
     return Explanation(shape, device, last, tuple(passed[:-1]), passed[-1][1]), None
+
+
+def _and_not(solution: Solution, veto: Callable[[Solution], str] | None) -> Callable[[Solution], str]:
+    """Extend a veto to a solution, which rows of several M may name."""
+    return lambda other: "it refuses the weight" if other == solution else veto(other) if veto is not None else ""
+
+
+def stepping_down(launcher: Launcher, following: Launcher | None) -> Launcher:
+    """Wrap a launcher that keeps copies of weights: the next kernel serves those that it refuses.
+
+    Both are bound together, since a refusal may come in a graph capture.
+    """
+    if following is None:
+        return launcher
+    first, second = launcher.call, following.call
+
+    def call(*operands: Any) -> Any:
+        try:
+            return first(*operands)
+        except WeightRefused:
+            return second(*operands)
+
+    return attrs.evolve(launcher, call=call, graph_safe=launcher.graph_safe and following.graph_safe)
 
 
 def with_source(explanation: Explanation, registry: Registry) -> Explanation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import torch
 
 from tunedgemm.backends.backend import Backend
@@ -89,4 +90,4 @@ def outside_autocast(launcher: Launcher, op: Op, shape: Shape, device: Device) -
     float_product = op.operands[:3] == ("x", "weight", "bias?") and shape.scale == "none"
     outside: Any = of_any if not float_product else of_three if shape.bias else of_two
     outside.torch_call = call
-    return Launcher(outside, launcher.graph_safe, launcher.workspace_bytes)
+    return attrs.evolve(launcher, call=outside)

@@ -12,6 +12,7 @@ import attrs
 import torch
 from torch.nn.utils.parametrize import is_parametrized
 
+from tunedgemm.backends.kept_weights import renew
 from tunedgemm.device import device_of
 from tunedgemm.dispatch.captures import watch_graphs
 from tunedgemm.dispatch.preshuffle import PRESHUFFLE_M_THRESHOLD
@@ -78,6 +79,8 @@ class Converted:
 def refresh(model: torch.nn.Module) -> None:
     """Drop the shuffled copies of a model's weights; the next calls renew them.
 
+    Dequantised copies are renewed at once, in their memory, which captured graphs read.
+
     Needed only after writes that torch does not count: see ``docs/models.md``.
 
     Args:
@@ -91,6 +94,7 @@ def _refresh(modules: Iterable[torch.nn.Module]) -> None:
         weight = module._parameters.get("weight")
         if isinstance(weight, DualLayoutWeight):
             weight.orders = None
+        renew([*module._parameters.values(), *module._buffers.values()])
 
 
 def convert(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import re
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -130,6 +131,21 @@ class Share(Kind):
 
 
 @attrs.frozen
+class Bytes(Kind):
+    """A size in bytes, such as ``8GiB``; 0 for none."""
+
+    default: Any = 0
+
+    def parse(self, text: str) -> int:
+        """Return the number of bytes."""
+        match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?) ?(?:([KMGT]?)i?B)?", text, re.IGNORECASE)
+        unit = match[2] or "" if match else ""
+        if match is None or (unit and "ib" not in text.lower()):
+            raise BadValue(f"must be a number of bytes, KiB, MiB, GiB or TiB, such as 8GiB (got {text!r})")
+        return int(float(match[1]) * 1024 ** " KMGT".index(unit.upper() or " "))
+
+
+@attrs.frozen
 class Words(Kind):
     """Comma-separated words of a closed list; none means all.
 
@@ -219,6 +235,7 @@ KINDS: Mapping[str, Kind] = {
     "TUNEDGEMM_BATCH_INVARIANT": Switch(),
     "TUNEDGEMM_CACHE": Folder(),
     "TUNEDGEMM_DENY": Kind(),
+    "TUNEDGEMM_DEQUANTISED_BYTES": Bytes(),
     "TUNEDGEMM_FALLBACK": Libtypes(UNTUNED),
     "TUNEDGEMM_HOME": Folder(),
     "TUNEDGEMM_MAX_FILE_MIB": Number(0, "MiB", least=1, whole=True),

@@ -30,6 +30,8 @@ from tunedgemm.tuner.trial import CONTENTS, SIZES
 
 #: Most calls at an M whose rows were hashed at another one: the others show nothing new.
 _CALLS = 4
+#: Fault of a kernel whose calls are those of another op.
+_OTHER_TABLES = "its bits depend on the tables of another op"
 #: Largest exponent of the pairs of elements that cancel, by dtype: their sums are in magnitude
 #: that much above the result, so that a result shows how partial sums were rounded.
 _CANCELLING = {"bf16": 10, "fp16": 8, "fp8_e4m3fn": 7, "fp8_e4m3fnuz": 7, "fp8_e5m2": 8, "fp8_e5m2fnuz": 8}
@@ -306,6 +308,9 @@ def measure(
             launcher = bind(operands.op.canonical(operands.shape.with_m(m)))
             if isinstance(launcher, Unsupported):
                 refused.insert(0, (m, launcher.reason))
+            elif launcher.is_nested:
+                fault = _OTHER_TABLES
+                break
             elif fault := next(_differences(rows, operands, launcher, m, (any_m or ()) if refused else ()), ""):
                 break
             else:

@@ -25,7 +25,8 @@ from tunedgemm.process.children import signal_name
 
 #: Exit code of a child whose plugin calls exit with code 0.
 EXITED = 120
-
+#: Variables of serving processes, which a kernel that calls another op would follow.
+_OF_SERVING = ("AITER_TUNE_GEMM", "AITER_ONLINE_TUNE", "HIP_ONLINE_TUNING", "TUNEDGEMM_ONLINE")
 
 #: Extra processes that may end before one has started, beyond the size of the pool.
 _MORE_STARTS = 2
@@ -125,6 +126,8 @@ def _begin(begun: Event, level: int, begin: Callable[..., None] | None, argument
     begun.set()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     logging.basicConfig(level=level, format="tunedgemm: %(message)s")
+    for name in _OF_SERVING:
+        os.environ.pop(name, None)
     _die_with_parent()
     leave = os._exit
     # pebble detects the loss at once only for exit codes other than 0.

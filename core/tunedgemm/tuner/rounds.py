@@ -252,11 +252,11 @@ class Workload:
         on_cpu = self.device.kind == "cpu"
         if on_cpu or not self._graphed or not launcher.graph_safe:
             if solution not in self._launched:
-                self._first_calls(launcher.call)
+                self._first_calls(launcher)
                 self._launched.add(solution)
             return lambda: self._on_cpu(launcher.call) if on_cpu else self._eager(launcher.call)
         if solution not in self._graphs:
-            self._first_calls(launcher.call)
+            self._first_calls(launcher)
             self._graphs[solution] = self._capture(launcher.call)
             self._touches = self._touches or self._capture(lambda *_: None)
         return lambda: self._replay(self._graphs[solution])
@@ -288,11 +288,11 @@ class Workload:
         end.synchronize()
         return float(start.elapsed_time(end)) * 1e3 / self.calls
 
-    def _first_calls(self, call: Callable[..., Any]) -> None:
-        """Run warm-up calls, which load modules and allocate per-stream workspaces."""
-        for operands in self.copies[:2]:
+    def _first_calls(self, launcher: Launcher) -> None:
+        """Run warm-up calls, which load modules, allocate per-stream workspaces and copy weights."""
+        for operands in (*(self._used if launcher.keeps_weights else ()), *self.copies[:2]):
             start = time.perf_counter_ns()
-            call(*operands)
+            launcher.call(*operands)
         if self.device.kind == "cpu":
             self._first_us.append((time.perf_counter_ns() - start) / 1e3)
         else:

@@ -168,7 +168,7 @@ class Session:
         self._verifier = verifier = Verifier(op, shape, sets, options.errRatio)
         verifier.prepare()
         if isinstance(self._sampler, Workload):
-            self._sampler.judge = lambda solution, out, index: verifier.judge(solution, out, verifier.variant(index))
+            self._sampler.judge = lambda solution, out, index: verifier.of(solution).judge(solution, out, verifier.variant(index))
         self._fingerprint = self._operands_now()
 
     def _operands_now(self) -> tuple[Any, ...]:
@@ -249,22 +249,22 @@ class Session:
         bind = functools.partial(self._backend(solution.libtype).bind, solution, device=self.device)
         is_torchs = solution.libtype == BUILTIN
         return self._bind_and_verify(
-            shape, solution, lambda _, launcher: self._served_checks(shape).check(solution, launcher, bind, is_torchs=is_torchs)
+            shape, solution, lambda by, launcher: self._served_checks(shape, by).check(solution, launcher, bind, is_torchs=is_torchs)
         )
 
-    def _served_checks(self, shape: Shape) -> Served:
+    def _served_checks(self, shape: Shape, by: Verifier) -> Served:
         if self._served is None:
             solution = self.baseline(shape)
             launcher = self._backend(solution.libtype).bind(solution, shape, self.device) if solution else None
             self._served = Served(self._checks, self.device, launcher if isinstance(launcher, Launcher) else None)
-        return self._served
+        return self._served if by is self._checks else attrs.evolve(self._served, verifier=by)
 
     def _bind_and_verify(self, shape: Shape, solution: Solution, ask: Callable[[Verifier, Launcher], Timing]) -> Timing:
         """Bind and verify a solution; capture its sample, so that no capture interrupts the timing."""
         refusal = self.bind(shape, solution)
         if refusal is not None:
             return refusal
-        verifier, launcher = self._checks, self._launchers[solution]
+        verifier, launcher = self._checks.of(solution), self._launchers[solution]
 
         def verify() -> Timing:
             answer = ask(verifier, launcher)

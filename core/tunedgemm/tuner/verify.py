@@ -16,9 +16,11 @@ import attrs
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from tunedgemm.backends.kept_weights import cost, renew
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.ops.accuracy import LIFTED, errors, same_bits
+from tunedgemm.ops.both_sides import judged_as
 from tunedgemm.ops.formats.tensor_bytes import duplicate, fingerprint, overwrite, raw
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
@@ -62,10 +64,12 @@ class Variant:
         before = [(operand, duplicate(operand)) for operand in self.operands if operand is not None]
         try:
             self.change(self.operands)
+            renew(self.operands)  # torch does not count these writes
             yield
         finally:
             for operand, contents in before:
                 overwrite(operand, contents)
+            renew(self.operands)
 
 
 @attrs.frozen(eq=False)
@@ -76,15 +80,27 @@ class Verifier:
         op, shape: the op and the shape.
         operand_sets: two or more operand tuples with different weights.
         err_ratio: largest fraction of elements outside the op's tolerance.
+        own: the verifier by the op's own reference, where another op's judges; see `of`.
     """
 
     op: Op
     shape: Shape
     operand_sets: Sequence[tuple[Any, ...]]
     err_ratio: float
+    own: Verifier | None = None
     _references: dict[str, torch.Tensor] = attrs.field(factory=dict, init=False)
     _renewed: list[tuple[Any, ...]] = attrs.field(factory=list, init=False)
     _sums: dict[tuple[Solution, str], tuple[Any, ...]] = attrs.field(factory=dict, init=False)
+    _others: dict[str, Verifier] = attrs.field(factory=dict, init=False)
+
+    def of(self, solution: Solution) -> Verifier:
+        """Return the verifier that judges a solution: this one, or that of another op's product."""
+        if (op := judged_as(self.op, solution)) is self.op:
+            return self
+        name = solution.kernel_name
+        if name not in self._others:
+            self._others[name] = attrs.evolve(self, op=op, own=self)
+        return self._others[name]
 
     def prepare(self) -> None:
         """Compute the references ahead, since they take longer than a kernel."""
@@ -115,7 +131,7 @@ class Verifier:
 
     def expected(self, variant: Variant) -> torch.Tensor:
         """Return the cached reference of a variant."""
-        if variant.expected is not None:
+        if variant.expected is not None and self.own is None:  # it is of the op's own reference
             return variant.expected
         if variant.what not in self._references:
             with variant.changed():
@@ -140,7 +156,19 @@ class Verifier:
                 return timing
             worst = worse_of(worst, timing)
         again = self._verify_repeats(solution, launcher)
-        return attrs.evolve(worse_of(worst, again), deterministic=again.deterministic) if again.status == "ok" else again
+        if again.status != "ok":
+            return again
+        detail = cost(self.operand_sets[1]) if launcher.keeps_weights else ""  # the first loaded modules
+        found = attrs.evolve(worse_of(worst, again), deterministic=again.deterministic, detail=detail)
+        return found if self.own is None else self.own.with_errors(found, launcher)
+
+    def with_errors(self, timing: Timing, launcher: Launcher) -> Timing:
+        """Replace the errors by those against the op's own reference, for a row that says so."""
+        variant, tolerance = self.variant(0), self.op.tolerance(self.shape)
+        with torch.no_grad():
+            ratio, row = errors(launcher.call(*variant.operands), self.expected(variant), tolerance)
+        detail = f"other numbers than {self.op.name}: {ratio:.2%} of elements off, worst row {row:.1e}"
+        return attrs.evolve(timing, err_ratio=ratio, row_error=row, detail=detail)
 
     def check_again(self, solution: Solution, launcher: Launcher, *, graphed: bool) -> Timing:
         """Verify after many calls, since a kernel may leave state that breaks later ones.

@@ -165,7 +165,7 @@ class _Dispatched:
         self._chosen[shape] = explanation
         if launcher is None:
             return Unsupported(f"no backend supports it: {explanation}")
-        return Launcher(_call(dispatcher, shape), launcher.graph_safe, launcher.workspace_bytes)
+        return attrs.evolve(launcher, call=_call(dispatcher, shape))
 
     def _choice(self, shape: Shape, device: Device) -> Choice:
         dispatcher = self._for(device)

@@ -9,6 +9,7 @@ from typing import Any
 
 from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.builtin import hooks
+from tunedgemm.backends.builtin.both_sides import OPTION
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.platforms import Platform
 from tunedgemm.device import Device, device_of
@@ -24,6 +25,7 @@ backend = Backend(
     hooks,
     ops=tuple(hooks.FAMILIES),
     platforms=(Platform(("nvidia",), ran=("H200",)), Platform(("amd",)), Platform(("cpu",), ran=("x86-64",))),
+    options=(OPTION,),
     scale_orders=(M_MAJOR, M_MAJOR_PADDED, *E8M0_ORDERS, *TILE_ROWS),
 )
 

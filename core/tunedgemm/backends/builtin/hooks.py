@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from tunedgemm.backends.builtin import a8w8, a16w16, batched, blockscale, decoding, fmoe, microscaled
+from tunedgemm.backends.builtin import a8w8, a16w16, batched, blockscale, both_sides, decoding, fmoe, microscaled
 from tunedgemm.backends.builtin.route import Family, Route
 from tunedgemm.backends.hookspecs import hookimpl
 from tunedgemm.backends.launcher import Launcher
@@ -30,7 +30,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "a8w8_blockscale_bpreshuffle": blockscale.family,
         "a4w4_blockscale": decoding.both,
         "a16w4_blockscale": decoding.weight_alone,
-        "a16wn": decoding.weight_of_any_format,
+        "a16wn": both_sides.family,
         "a8w8_mxfp8": microscaled.family,
         "a4w4_nvfp4": microscaled.family,
         "batched_bf16": batched.floats,
@@ -81,8 +81,7 @@ def heuristic_fallback() -> Solution:
 @hookimpl
 def bind(solution: Solution, shape: Shape, device: Device) -> Launcher:
     """Bind a route; an unknown name, or a route that does not fit the shape, is a PluginError."""
-    call, graph_safe = _bound(FAMILIES[shape.op], solution, shape, device)
-    return Launcher(call, graph_safe=graph_safe)
+    return _bound(FAMILIES[shape.op], solution, shape, device)
 
 
 def _solution(name: str, split: int = 0) -> Solution:
@@ -105,13 +104,13 @@ def _route(family: Family, solution: Solution, shape: Shape, device: Device) -> 
     return route
 
 
-def _bound(family: Family, solution: Solution, shape: Shape, device: Device) -> tuple[Callable[..., Any], bool]:
-    """Return the function of one route for one shape, and whether it may be captured."""
+def _bound(family: Family, solution: Solution, shape: Shape, device: Device) -> Launcher:
+    """Return the launcher of one route for one shape."""
     route = _route(family, solution, shape, device)
     if shape.m == 0:
-        return _empty(shape), True
+        return Launcher(_empty(shape))
     call = route.make(shape, device, solution.split_k) if route.splits else route.make(shape, device)
-    return family.in_order(shape, call), route.graph_safe
+    return Launcher(family.in_order(shape, call), route.graph_safe, keeps_weights=route.keeps_weights, is_nested=route.is_nested)
 
 
 def _empty(shape: Shape) -> Callable[..., Any]:

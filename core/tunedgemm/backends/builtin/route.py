@@ -33,6 +33,7 @@ class Route:
         listed: the values of splitK worth a try; none where the route is not.
         splits: whether it takes splitK.
         graph_safe: whether it never waits for the device.
+        keeps_weights, is_nested: see `Launcher`.
     """
 
     make: Callable[..., Callable[..., Any]]
@@ -40,6 +41,8 @@ class Route:
     listed: Callable[[Shape, Device], tuple[int, ...]] = _unsplit
     splits: bool = False
     graph_safe: bool = True
+    keeps_weights: bool = False
+    is_nested: bool = False
 
 
 def weight_in_order(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
