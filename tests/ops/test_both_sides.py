@@ -4,10 +4,10 @@ import attrs
 import pytest
 import torch
 from tunedgemm.ops import op_named
+from tunedgemm.ops.accuracy import worst_row_error
 from tunedgemm.ops.both_sides import PREFIX, PRODUCTS, judged_as, quantiser
 from tunedgemm.ops.weight_formats import FORMATS
 from tunedgemm.solution import Solution
-from tunedgemm.tuner.accuracy import worst_row_error
 
 OP = op_named("a16wn")
 

@@ -6,6 +6,7 @@ import torch
 import tunedgemm
 from tunedgemm.backends.builtin import backend
 from tunedgemm.backends.builtin.both_sides import OPTION, PREFIX
+from tunedgemm.backends.kept_weights import LIMIT
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import Registry
 from tunedgemm.device import device_of
@@ -30,6 +31,14 @@ def as_(op):
 def allowed(monkeypatch):
     """Allow quantised activations."""
     monkeypatch.setenv(OPTION.variable, "quantised")
+
+
+def test_repacked_weights_are_refused(allowed, monkeypatch):
+    """Neither route that reads the checkpoint's bytes takes those of an engine's layout."""
+    monkeypatch.setenv(LIMIT, "64MiB")
+    shape = attrs.evolve(SHAPES["fp8_channel"], layout="marlin")
+    for solution in (as_("a8w8"), Solution("torch", "dequantised")):
+        assert "the checkpoint's layout, not marlin" in backend.lacks(solution, shape, CPU)
 
 
 @listed(("w_format", "op"), PRODUCTS.items())

@@ -9,9 +9,9 @@ from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import Registry
 from tunedgemm.device import device_of
 from tunedgemm.ops import op_named
+from tunedgemm.ops.accuracy import worst_row_error
 from tunedgemm.ops.weight_formats import FORMATS, format_of
 from tunedgemm.solution import Solution
-from tunedgemm.tuner.accuracy import worst_row_error
 from tunedgemm.tuner.bits import StandardOperands, measure
 from tunedgemm.tuner.session import Session
 from tunedgemm.tuner.trial import Options
