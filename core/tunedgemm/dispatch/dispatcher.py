@@ -199,11 +199,11 @@ class Dispatcher:
         if self.cache.outdated and may_synchronize(call.operands[0]):
             self.cache.unbind(self._bound, (shape, call.device.index))
         chosen, solution, bound = self._choose_launcher(call)
-        launcher = self.with_capture(with_samples(self, chosen, call, solution), shape, call.operands, is_tunable=bound is not None)
+        chosen = with_samples(self, chosen, call, solution) if self.settings.verify else chosen
+        launcher = self.with_capture(chosen, shape, call.operands, is_tunable=bound is not None)
         if call.device.index >= 0 and is_elsewhere(call.device):
             launcher = OnDevice(launcher, call.device.index)
-        served = Served(launcher, shape, call.device.index, solution)
-        self._keep(call.key, served, bound)
+        self._keep(call.key, served := Served(launcher, shape, call.device.index, solution), bound)
         try:
             out = launcher(*call.operands)
             return out if solution in (None, NATIVE) else checked(call, out)

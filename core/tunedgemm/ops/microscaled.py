@@ -171,7 +171,7 @@ def gemm_a4w4_nvfp4(  # noqa: PLR0913, PLR0917 - the op's operands
     return hot(x, weight, x_scale, w_scale, x_global_scale, w_global_scale, bias, scale_order, dtype)
 
 
-def _op(name: str, variable: str, function: Any) -> Op:
+def _op(name: str, variable: str, function: Any, **stated: Any) -> Op:
     form, operands, order = FORMAT_OF_OP[name], decoding.OPERANDS[name], Word(FIELD, FIELD, ROW, spare=True, allowed=MX_ORDERS)
     schema = Schema({"op": name, "dtype": form.dtypes[0], "scale": "block"}, key=MNK, own=(quantised.OUTDTYPE, BIAS, order))
     example, group = quantised.example_of(schema), form.groups[0]
@@ -205,10 +205,10 @@ def _op(name: str, variable: str, function: Any) -> Op:
             example(0, 48, 96, scale_order=SWIZZLED),
         ),
         large=lambda: tuple(example(*sizes, scale_order=SWIZZLED) for sizes in ((16, 4096, 4096), (1024, 6144, 4096), (4099, 2112, 1408))),
-        functions=(f"gemm_{name}",),
         entry=public(function, operands, (FIELD,)),
+        **stated,
     )
 
 
-mxfp8 = _op("a8w8_mxfp8", "AITER_CONFIG_GEMM_A8W8_MXFP8", gemm_a8w8_mxfp8)
-nvfp4 = _op("a4w4_nvfp4", "AITER_CONFIG_GEMM_A4W4_NVFP4", gemm_a4w4_nvfp4)
+mxfp8 = _op("a8w8_mxfp8", "AITER_CONFIG_GEMM_A8W8_MXFP8", gemm_a8w8_mxfp8, functions=("gemm_a8w8_mxfp8",))
+nvfp4 = _op("a4w4_nvfp4", "AITER_CONFIG_GEMM_A4W4_NVFP4", gemm_a4w4_nvfp4, functions=("gemm_a4w4_nvfp4",))

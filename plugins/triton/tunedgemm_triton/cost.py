@@ -109,7 +109,8 @@ def packed_us(kernel: Packed, split: int, shape: Shape, device: Device) -> float
         side = max(kernel.block_m, 16) * (1 + packed.has_index(shape))
         busy = _bound(codes * (_DECODE_TILE + indexed) / _VECTOR, 2 * codes * side / _OPERATIONS)
     flight = min(packed.flight_bytes(kernel, shape, device), codes * form.bits // 8)
-    read = form.stored_bits(shape) / 8 * each * device.cu_num / max(programs, device.cu_num)  # as the last wave is as long as others
+    waves = each * device.cu_num / max(programs, device.cu_num)  # as the last wave is as long as others
+    read = form.stored_bits(shape.n, shape.k, int(shape["w_group"])) / 8 * waves
     rate = min(_MEMORY, min(held * device.cu_num, programs) * flight / _LATENCY)
     moved = 2 * shape.m * (shape.k + shape.n) / _MEMORY + tiles * shape.k * kernel.block_m * 2 / _L2
     met = _MEETING + _ADDED * split * tiles * kernel.block_m * kernel.block_n / device.cu_num if split > 1 else 0.0

@@ -7,8 +7,8 @@ import re
 import attrs
 import pytest
 import torch
-from tunedgemm.backends import builtin
-from tunedgemm.backends.builtin import blockscale, hooks
+from tunedgemm.backends import builtin, kept_weights
+from tunedgemm.backends.builtin import blockscale, both_sides, hooks
 from tunedgemm.backends.builtin.product import aligned, rescale
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device
@@ -68,8 +68,10 @@ def test_listed_routes_bind_and_native_is_first():
     assert not faults
 
 
-def test_all_routes_are_reached():
+def test_all_routes_are_reached(monkeypatch):
     """The examples reach every route of every op on one of the devices, so that all are tested."""
+    monkeypatch.setenv(kept_weights.LIMIT, "1TiB")
+    monkeypatch.setenv(both_sides.OPTION.variable, "quantised")
     devices = (*DEVICES, H200, B200)
     for name in QUANTISED:
         family = hooks.FAMILIES[name]

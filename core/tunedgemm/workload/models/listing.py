@@ -167,7 +167,7 @@ def _cells(layer: Layer, formats: Formats) -> tuple[str, dict[str, str]]:
     cells = sizes | dict.fromkeys(("dtype", "q_dtype_w", "x_dtype"), multiplied)
     cells |= {"outdtype": layer.dtype, "scaleAB": str(layer.scheme == "fp8_tensor")}
     cells |= dict(zip((FORMAT, GROUP), layer.scheme.split("/"), strict=False))
-    if formats.preshuffle:
+    if formats.preshuffle and plain != _WEIGHTS_ALONE[0]:
         cells |= {"bpreshuffle": "True", "layout": _SHUFFLED}
     op = shuffled if formats.preshuffle else plain
     columns = (*op_named(op).columns.key, *op_named(op).columns.own)
