@@ -93,6 +93,7 @@ def test_a_faster_model(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_ship_a_kernel(tmp_path):
     """The package is installed, passes the suite, competes, wins without torch, and becomes a wheel."""
     answers = ran("ship-a-kernel.md", tmp_path)
