@@ -280,7 +280,10 @@ def add_layer(route: Route, module: Any, name: str = "") -> Route:
     if route.name not in routes and route.device.type == "cuda":
         compile_ahead(route.shape, device_of(route.device.index or 0), prefill=route.reference is not None or route.invariant)
     route = routes.setdefault(route.name, route)
-    route.layers[name or getattr(module, "prefix", "") or f"layer {len(route.layers)}"] = weakref.ref(module)
+    name = name or getattr(module, "prefix", "") or f"layer {len(route.layers)}"
+    if (known := route.layers.get(name)) is not None and known() not in (None, module):  # models may repeat a prefix
+        name = f"{name} ({len(route.layers) + 1})"
+    route.layers[name] = weakref.ref(module)
     return route
 
 

@@ -74,18 +74,21 @@ def after_import(module: str, action: Callable[[], None]) -> None:
 
 
 class _Awaited(importlib.abc.MetaPathFinder):
-    """Finder of one module, which the other finders find; it leaves at the module's first import."""
+    """Finder of one module, which the other finders find; it leaves when the module has been imported."""
 
     def __init__(self, module: str, action: Callable[[], None]) -> None:
-        self._module, self._action = module, action
+        self._module, self._action, self._is_asking = module, action, False
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
         """Return the spec of the module, whose loader calls the function last; None for other modules."""
         del path, target
-        if name != self._module:
+        if name != self._module or self._is_asking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self._is_asking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._is_asking = False
         if spec is not None and spec.loader is not None:
             setattr(spec.loader, "exec_module", self._followed(spec.loader.exec_module))  # noqa: B010 - its type allows no assignment
         return spec
@@ -93,7 +96,9 @@ class _Awaited(importlib.abc.MetaPathFinder):
     def _followed(self, theirs: Callable[[Any], None]) -> Callable[[Any], None]:
         def exec_module(module: Any) -> None:
             theirs(module)
-            self._action()
+            if self in sys.meta_path:  # else another import of it was first
+                sys.meta_path.remove(self)
+                self._action()
 
         return exec_module
 

@@ -122,7 +122,11 @@ class _WeightOnlyKernel(Everywhere):
             return "vLLM is asked for its own kernel"
         if not cls.kind.w_format:
             return _unserved_int4(config)
-        own = _own(cls.kind, config)
+        return cls._reason(config, _own(cls.kind, config))
+
+    @classmethod
+    def _reason(cls, config: Any, own: Any) -> str:
+        """Return why a layer keeps vLLM's kernel *own*; "" if it need not."""
         if own is not None and type(own).__name__ not in _WEIGHT_ONLY:
             reason = f"vLLM computes {cls.kind.w_format} by {type(own).__name__}, which is not known to leave the activations in 16 bits"
             record_unrouted(reason, "")
@@ -212,7 +216,7 @@ def _prefer_weight_only(kernel: type) -> None:
             if not use_a16 or isinstance(own, kernel) or not _chooses("nvfp4_w4a16"):
                 return own
             ours: Any = kernel
-            return ours(own.config, theirs=own) if ours.can_implement(own.config)[0] else own
+            return own if ours._reason(own.config, own) else ours(own.config, theirs=own)
 
         return init_nvfp4_linear_kernel
 

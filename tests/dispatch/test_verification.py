@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -97,17 +98,72 @@ def test_a_right_kernel_stays(caplog: pytest.LogCaptureFixture) -> None:
     assert len(calls) == 5 and not user_list().exists() and caplog.records == []
 
 
-@pytest.mark.parametrize(("share", "least", "most"), [(1.0, 1000, 1000), (0.1, 50, 200), (0.01, 2, 40)])
+@pytest.mark.parametrize(("share", "least", "most"), [(1.0, 1000, 1000), (0.1, 50, 200), (0.01, 2, 40), (1e-9, 1, 1)])
 def test_the_share_is_that_of_the_calls(monkeypatch, share: float, least: int, most: int) -> None:
     """The first call is verified, and then a random share."""
     verified: list[Any] = []
-    monkeypatch.setattr(verification._Samples, "_compared", lambda self, *call: verified.append(call))
+    right = torch.zeros(2)
+    monkeypatch.setattr(verification._Samples, "_compared", lambda self, *call: (verified.append(call), right)[1])
     made, calls = dispatcher(lambda number, x, weight: RIGHT(x, weight), share)
     given = operands()
     for number in range(1000):
         made.call(*given)
         assert number or len(verified) == 1
     assert least <= len(verified) <= most and len(calls) == 1000
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rows_that_cancel_are_judged_by_the_others(dtype: torch.dtype) -> None:
+    """Outputs of one column, and a bias that cancels a product, deny no kernel that rounds otherwise."""
+    tolerance = OP.tolerance(attrs.evolve(SHAPE, outdtype="bf16" if dtype is torch.bfloat16 else "fp32"))
+    for seed in range(40):
+        draw = torch.Generator().manual_seed(seed)
+        x, weight = torch.randn(256, 512, generator=draw).to(dtype), torch.randn(1, 512, generator=draw).to(dtype)
+        bias = (5 * torch.randn(1, generator=draw)).to(dtype)
+        exact = x.double() @ weight.double().T + bias.double()
+        for out in (RIGHT(x, weight) + bias, exact.to(dtype)):
+            ratio, worst = verification.errors_of(out, RIGHT(x, weight, bias), tolerance).tolist()
+            assert ratio <= verification.MAX_ERROR_RATIO and worst <= 2 * tolerance.row_error, (seed, ratio, worst)
+
+
+def test_a_row_without_a_finite_expectation_hides_no_other() -> None:
+    """Padding with infinities says nothing of its rows, and the others are judged; fp8 outputs are, too."""
+    x, weight = operands()
+    x[3] = float("inf")
+    expected = RIGHT(x, weight)
+    tolerance = OP.tolerance(SHAPE)
+    assert verification.errors_of(expected * 1.5, expected, tolerance)[1] > 0.4
+    assert verification.errors_of(expected, expected, tolerance).tolist() == [0.0, 0.0]
+    narrow = (RIGHT(*operands()) / 64).to(torch.float8_e4m3fn)
+    assert verification.errors_of(torch.zeros_like(narrow), narrow, tolerance)[1] > 0.9
+
+
+def test_threads_read_pending_results_once(hasty_switches: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that sample at once blame no kernel for a result that another has read."""
+
+    class Event:
+        def query(self) -> bool:
+            return True
+
+    made, _ = dispatcher(lambda number, x, weight: RIGHT(x, weight), 1.0)
+    given, right = operands(), torch.zeros(2)
+    samples = verification._Samples(made, 1.0, RIGHT, SHAPE, current_device(), Solution("turbo", "k"))
+    monkeypatch.setattr(verification._Samples, "_keep", lambda self, errors: self.pending.append((right, Event())))
+    function, errors = samples.function(), []
+
+    def call() -> None:
+        try:
+            for _ in range(100):
+                function(*given)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == [] and not user_list().exists()
 
 
 def test_off_adds_nothing_to_a_call() -> None:
@@ -130,7 +186,7 @@ def test_pending_results_are_read_later() -> None:
     made, calls = dispatcher(FAULTS["another scale"], 1e-9)
     samples = verification._Samples(made, 1e-9, lambda *given: RIGHT(*given) * 1.1, SHAPE, current_device(), Solution("turbo", "k"))
     event = Event()
-    samples.pending.append((torch.tensor([0.5, 0.1, 1.0, 1.0]), event))  # type: ignore[arg-type]
+    samples.pending.append((torch.tensor([0.5, 0.1]), event))  # type: ignore[arg-type]
     function = samples.function()
     for _ in range(100):
         function(*operands())

@@ -396,3 +396,15 @@ def test_a_layer_without_rows_is_routed_on_a_gpu_if_a_backend_serves_it_untuned(
     op_dispatcher = dispatcher("a16w16")
     monkeypatch.setattr(op_dispatcher, "settings", attrs.evolve(op_dispatcher.settings, untuned=()))
     assert "no row of a16w16" in engine_rows.unserved_reason("a16w16", N, K)
+
+
+def test_layers_of_one_prefix_are_all_kept() -> None:
+    """A model may name several layers alike; each stays in its route, and a loaded one is there once."""
+    route = engine_routes.Route("twins", Shape("a16w16", 1, N, K), torch.device("cpu"), None, None, None, None)
+    layers = [torch.nn.Linear(2, 2) for _ in range(3)]
+    for layer in (*layers, layers[0]):
+        engine_routes.add_layer(route, layer, "adapter")
+    try:
+        assert {id(ref()) for ref in route.layers.values()} == {id(layer) for layer in layers}
+    finally:
+        del engine_routes.routes["twins"]

@@ -1,6 +1,7 @@
 """Start-up of the engines' plugins."""
 
 import importlib
+import importlib.util
 import re
 import sys
 from importlib.metadata import EntryPoint
@@ -47,6 +48,24 @@ def test_an_action_follows_the_import_of_a_module(tmp_path, monkeypatch) -> None
     importlib.reload(module)
     assert seen == [1]
     del sys.modules["awaited_one"]
+
+
+def test_an_action_survives_questions_and_failures(tmp_path, monkeypatch) -> None:
+    """A module that is looked for, fails at first, or has two waiters, still calls each action once."""
+    path, seen = tmp_path / "awaited_two.py", []
+    path.write_text("raise RuntimeError('not yet')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for word in ("first", "second"):
+        after_import("awaited_two", lambda word=word: seen.append(word))
+    assert importlib.util.find_spec("awaited_two") is not None
+    with pytest.raises(RuntimeError, match="not yet"):
+        importlib.import_module("awaited_two")
+    path.write_text("value = 20\n")
+    importlib.invalidate_caches()
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    importlib.import_module("awaited_two")
+    assert sorted(seen) == ["first", "second"]
+    del sys.modules["awaited_two"]
 
 
 @pytest.mark.parametrize("module", ["json", "json.no_module", "no_package.module"])

@@ -53,6 +53,12 @@ def denied(denial: Denial, shape: Shape = SHAPE, solution: Solution = FAST, devi
         ({"cu_num": "80"}, False),
         ({"libver": "3.8"}, True),
         ({"libver": "3.9"}, False),
+        ({"libver": "3"}, True),
+        ({"libver": "3.8.10"}, False),
+        ({"split_k": "0"}, True),
+        ({"split_k": "2"}, False),
+        ({"gfx": "GFX942"}, True),
+        ({"fields": (("M", "016"),)}, True),
         ({"fields": (("M", "16"), ("dtype", "bf16"), ("bias", "0"), ("outdtype", "torch.BFLOAT16"))}, True),
         ({"fields": (("M", "17"),)}, False),
         ({"fields": (("dtype", "fp16"),)}, False),
@@ -70,6 +76,20 @@ def test_torch_is_never_denied(tmp_path: Path) -> None:
     entries, problems = read_denials(tmp_path / "d.csv")
     assert [(entry.op, entry.libtype) for entry in entries] == [("*", "")]
     assert [problem.line for problem in problems] == [2, 4] and "must be another than torch" in str(problems[0])
+
+
+def test_a_bias_that_is_added_afterwards() -> None:
+    """A kernel's name denies it with an added bias, too; the name with the add denies that alone."""
+    added = Solution("turbo", "fast+add")
+    assert denied(Denial(kernel="fast"), solution=added) and denied(Denial(kernel="fast+add"), solution=added)
+    assert not denied(Denial(kernel="fast+add"))
+
+
+def test_lines_that_name_nothing_and_that_are_cut(tmp_path: Path) -> None:
+    """A reason alone denies nothing, and the lines before one that is cut off count."""
+    (tmp_path / "d.csv").write_text("op,libtype,kernelName,reason\n,,,hello\n,turbo,k,r\n,other")
+    entries, problems = read_denials(tmp_path / "d.csv")
+    assert [entry.kernel for entry in entries] == ["k"] and sorted(problem.line for problem in problems) == [2, 4]
 
 
 def test_aiters_list_denies_all_but_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,10 +177,10 @@ def test_two_processes_write_one_list(tmp_path: Path) -> None:
 def test_the_command_adds_and_lists(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """`table deny` adds an entry that a process reads, and lists those in force."""
     assert main(["table", "deny"]) == 0 and "nothing is denied" in capsys.readouterr().out
-    words = ["table", "deny", "--libtype", "turbo", "--kernel", "fast", "--set", "M=16", "--reason", "wrong"]
-    assert main(words) == 0 and "added: turbo:fast for a16w16 with M=16" in capsys.readouterr().out
+    words = ["table", "deny", "--libtype", "triton", "--kernel", "fast", "--set", "M=16", "--reason", "wrong"]
+    assert main(words) == 0 and "added: triton:fast for a16w16 with M=16" in capsys.readouterr().out
     assert main(words) == 0 and "already has this entry" in capsys.readouterr().out
-    assert main(["table", "deny"]) == 0 and "turbo:fast for a16w16 with M=16: wrong (" in capsys.readouterr().out
+    assert main(["table", "deny"]) == 0 and "triton:fast for a16w16 with M=16: wrong (" in capsys.readouterr().out
     assert main([*words, "-o", str(tmp_path / "other.csv")]) == 0 and "TUNEDGEMM_DENY" in capsys.readouterr().out
     user_list().write_text(user_list().read_text() + "a16w16,torch\n")
     assert main(["table", "deny"]) == 1 and "denies nothing: " in capsys.readouterr().out
@@ -171,7 +191,10 @@ def test_the_command_adds_and_lists(tmp_path: Path, capsys: pytest.CaptureFixtur
     [
         (["--libtype", "torch", "--reason", "x"], "must be another than torch"),
         (["--kernel", "fast", "--reason", "x"], "add --libtype"),
-        (["--libtype", "turbo"], "--reason: is empty"),
+        (["--libtype", "trition", "--reason", "x"], "did you mean triton?"),
+        (["--set", "M=16", "--set", "M=32", "--reason", "x"], "M is given twice"),
+        (["--gfx", "gfx942"], "--reason: is empty"),
+        (["--libtype", "triton"], "--reason: is empty"),
         (["--set", "M", "--reason", "x"], "must be COLUMN=TEXT"),
         (["--set", "Q=1", "--reason", "x"], "has no column 'Q'"),
     ],

@@ -66,6 +66,8 @@ def test_logged_commands_are_counted(tmp_path: Path) -> None:
     calls += [("N --transB T", 1, "bf16_r", "bf16_r", ""), ("T --transB N", 1, "bf16_r", "bf16_r", "--activation_type gelu")]
     calls += [("T --transB N", 1, "f8_r", "bf8_r", "--scaleA 1"), ("T --transB N", 1, "f8_r", "f8_r", "--scaleA 3")]
     calls += [("T --transB N", 1, "i8_r", "i8_r", "--scaleA 1")]
+    calls += [("T --transB N", 1, "bf16_r", "bf16_r", more) for more in ("--beta 1", "--swizzleA 1", "--compute_type xf32_r")]
+    calls += [("T --transB N", "abc", "bf16_r", "bf16_r", ""), ("T --transB N", 1, "f8_r", "f8_r", "--scaleA 1 --scaleB 2")]
     path = written(
         tmp_path, "".join(BENCH.format(*call) for call in calls) + "./rocblas-bench -f gemm --transposeA T -m 4\nhipblaslt-bench '"
     )
@@ -76,7 +78,20 @@ def test_logged_commands_are_counted(tmp_path: Path) -> None:
         Shape("batched_bf16", 512, 28672, 4096, epilogue="bias", extra={"B": 2}): 1,
     }
     reasons = " ".join(read_foreign(path)[2])
-    for reason in ("NT products", "an activation", "two dtypes", "other scales", "a16w16: ", "without transB and n and k", "cut off"):
+    for reason in (
+        "NT products",
+        "an activation",
+        "two dtypes",
+        "other scales",
+        "a16w16: ",
+        "added to",
+        "swizzled",
+        "TF32",
+        "whole numbers",
+        "kinds of scales",
+        "without transB and n and k",
+        "cut off",
+    ):
         assert reason in reasons
 
 
@@ -116,6 +131,7 @@ def test_a_cache_of_flashinfer(tmp_path: Path) -> None:
         ('{"1": {"BLOCK_SIZE_M": ', "broken JSON"),
         ("Validator,PT_VERSION,2.9.0\n", "has no shape"),
         ("GemmTunableOp_BFloat16_TN,tn_0_8_2560\n", "'n' must be at least 1|'N'"),
+        ("ScaledGemmTunableOp_Float8_e5m2_Float8_e4m3fn_BFloat16_TN,tn_32_8_64_rw_1_bias_None\n", "two dtypes"),
         ("GemmTunableOp_c10::complex<float>_TN,tn_1_8_2560\n", "none of TunableOp's"),
     ],
 )

@@ -23,6 +23,7 @@ from tunedgemm.dispatch.offer import NATIVE, Offer, complete, offer_of_row, why_
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.table.deny import DenyList
 from tunedgemm.table.folders import DISTRIBUTION, SHIPPED_WORD
 from tunedgemm.text.printable import printable
 
@@ -190,6 +191,7 @@ def with_source(explanation: Explanation, registry: Registry) -> Explanation:
 def digest(table: Table, registry: Registry, untuned: tuple[str, ...], device: Device) -> str:
     """Return a digest of all that determines choices: rows, mode, backends, library versions, order."""
     parts = [table.fingerprint(), *(["batch-invariant"] if table.invariant else [])]
+    parts += map(repr, DenyList.load().entries)
     for libtype in registry.libtypes:
         backend = registry.get(libtype)
         versions = (backend.version, backend.library_version(device)) if isinstance(backend, Backend) else str(backend)

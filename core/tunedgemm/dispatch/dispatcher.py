@@ -391,7 +391,7 @@ class Dispatcher:
         if call.is_ready and not breaks_capture:
             return launcher.call, solution, bound
         fallback = blaming_torch(self.torch_fallback(shape, device)) if torch_serves(shape, device, self.registry) else None
-        is_torch, has_class = solution.libtype == BUILTIN, bool(explanation.offer.bit_class)
+        is_torch, has_class = solution.libtype == BUILTIN and not launcher.is_nested, bool(explanation.offer.bit_class)
         function = adapted(call, launcher.call, fallback, breaks_capture=breaks_capture, is_torch=is_torch, keeps_bits=has_class)
         return function, solution, bound
 

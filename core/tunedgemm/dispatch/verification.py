@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import datetime
 import logging
+import math
 import random
 from typing import Any
 
@@ -16,15 +17,15 @@ import attrs
 import torch
 
 from tunedgemm.backends.backend import Backend
-from tunedgemm.backends.split_bias import without_add
 from tunedgemm.device import Device
 from tunedgemm.dispatch.cache import Served
 from tunedgemm.dispatch.call import Call
-from tunedgemm.dispatch.captures import capture_check
+from tunedgemm.dispatch.captures import may_synchronize, watch_graphs
 from tunedgemm.errors import PluginError, TableError
 from tunedgemm.libtypes import BUILTIN
-from tunedgemm.ops.accuracy import MAX_ERROR_RATIO, measure
-from tunedgemm.ops.op import Function
+from tunedgemm.ops.accuracy import MAX_ERROR_RATIO
+from tunedgemm.ops.op import Function, Tolerance
+from tunedgemm.process.interrupt import is_interrupt
 from tunedgemm.process.memory import is_out_of_memory
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
@@ -36,6 +37,10 @@ _log = logging.getLogger("tunedgemm")
 _CHUNK = 1 << 20
 #: Calls between two looks at a comparison that the device has not finished.
 _SOON = 32
+#: Longest wait for the deny list's lock, in seconds, since it is in a call.
+_LOCKED = 0.5
+#: Draws the gaps between samples, without touching the state that users seed.
+_random = random.Random()
 
 
 def with_samples(dispatcher: Any, launcher: Function, call: Call, solution: Solution | None) -> Function:
@@ -46,6 +51,7 @@ def with_samples(dispatcher: Any, launcher: Function, call: Call, solution: Solu
     share: float = dispatcher.settings.verify
     if solution is None or solution.libtype == BUILTIN:
         return launcher
+    watch_graphs()  # a look at an event while another thread captures a graph would end the capture
     return _Samples(dispatcher, share, launcher, call.shape, call.device, solution).function()
 
 
@@ -84,20 +90,20 @@ class _Samples:
 
     def _sample(self, left: list[int], operands: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
         """Run a call, and compare it unless an earlier comparison is still to be read."""
-        ask = capture_check(operands[0]) if operands[0] is not None else None
-        if ask is not None and ask():  # torch would be captured, too; the next eager call is sampled
-            left[0] = 1
+        if not all(may_synchronize(operand) for operand in operands[:1] if operand is not None):
+            left[0] = 1  # torch would be captured, too; the next eager call is sampled
             return self.launcher(*operands)
-        if self.pending:
-            left[0] = self._gap() if self._read() else _SOON
-            return self.launcher(*operands)
-        out = self.launcher(*operands)
         left[0] = self._gap()
+        out = self.launcher(*operands)
         try:
-            if (errors := self._compared(out, operands)) is not None:
-                left[0] = min(left[0], _SOON)
+            if self.pending:
+                left[0] = left[0] if self._read() else _SOON
+            elif (errors := self._compared(out, operands)) is not None:
                 self._keep(errors)
+                left[0] = min(left[0], _SOON) if self.pending else left[0]
         except Exception as error:  # torch may refuse what the kernel computes, and memory may run out
+            if is_interrupt(error):
+                raise
             if not is_out_of_memory(error):
                 _log.warning("%s: calls cannot be verified: torch raised %s", self.shape, error)
                 left[0] = 1 << 62
@@ -105,60 +111,88 @@ class _Samples:
 
     def _gap(self) -> int:
         """Draw the calls up to the next sample."""
-        return 1 + int(random.expovariate(self.share)) if self.share < 1 else 1
+        return 1 + int(_random.expovariate(self.share)) if self.share < 1 else 1
 
     def _compared(self, out: torch.Tensor, operands: tuple[torch.Tensor | None, ...]) -> torch.Tensor | None:
-        """Return the errors of an output on its device: ratio, worst row, both finite, torch finite."""
+        """Return the errors of an output on its device, see `errors_of`; fail on another size."""
         with torch.no_grad():
             expected = self.dispatcher.torch_fallback(self.shape, self.device)(*operands)
-            errors: torch.Tensor | None = measure(out, expected, self.dispatcher.op.tolerance(self.shape), _CHUNK)
-            if errors is None:
+            if out.shape != expected.shape:
                 self._fail(f"size {list(out.shape)}, torch's is {list(expected.shape)}")
-                return None
-            return torch.cat([errors, expected.isfinite().all().double().view(1)])
+            elif out.numel():
+                return errors_of(out, expected, self.dispatcher.op.tolerance(self.shape))
+        return None
 
     def _keep(self, errors: torch.Tensor) -> None:
         """Judge errors on the host at once, and others after the device has copied them."""
         if not errors.is_cuda:
             self._judge(errors)
             return
-        host = torch.empty(errors.shape, dtype=errors.dtype, pin_memory=True)
+        host = torch.empty(errors.shape, dtype=errors.dtype, device="cpu", pin_memory=True)
         host.copy_(errors, non_blocking=True)
         event = torch.cuda.Event()
         event.record()
         self.pending.append((host, event))
 
     def _read(self) -> bool:
-        """Judge the pending comparison if the device has finished it; return whether it has."""
-        errors, event = self.pending[0]
+        """Judge the oldest pending comparison if the device has finished it; return whether it has."""
+        try:
+            errors, event = self.pending.popleft()  # another thread may have taken it
+        except IndexError:
+            return True
         if not event.query():
+            self.pending.appendleft((errors, event))
             return False
-        self.pending.clear()
         self._judge(errors)
         return True
 
     def _judge(self, errors: torch.Tensor) -> None:
-        """Veto and deny the solution if its errors exceed the tolerance and torch's output is finite."""
-        ratio, worst, finite, usable = errors.tolist()
+        """Veto and deny the solution if its errors exceed the tolerance."""
+        ratio, worst = errors.tolist()
         bound = 2 * self.dispatcher.op.tolerance(self.shape).row_error  # torch's own error counts, too
-        if usable and not (finite and ratio <= MAX_ERROR_RATIO and worst <= bound):
+        if ratio > MAX_ERROR_RATIO or worst > bound:
             off = f"{ratio:.2%} of the elements are outside the tolerance, and a row is off by {worst:.3g} of its norm"
-            self._fail(off if finite else "values are not finite")
+            self._fail(off if math.isfinite(worst) else "values are not finite")
 
     def _fail(self, fault: str) -> None:
         served = Served(self.launcher, self.shape, self.device.index, self.solution)
         self.dispatcher.veto(served, PluginError(f"a verified call differs from torch's: {fault}"))
-        kernel = without_add(self.solution)
-        backend = self.dispatcher.registry.get(kernel.libtype)
+        backend = self.dispatcher.registry.get(self.solution.libtype)
         version = backend.library_version(self.device) if isinstance(backend, Backend) else ""
-        texts = self.dispatcher.op.columns.format(self.shape)
-        fields = tuple((column, texts[column]) for column in self.dispatcher.op.columns.key if texts.get(column))
+        fields = tuple((column, text) for column, text in self.dispatcher.op.columns.format(self.shape).items() if text)
         today = datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat()
         denial = Denial(
-            self.shape.op, fields, kernel.libtype, kernel.kernel_name, version, self.device.gfx, str(self.device.cu_num),
-            f"a verified call: {fault}", today,
+            self.shape.op, fields, self.solution.libtype, self.solution.kernel_name, str(self.solution.split_k), version,
+            self.device.gfx, str(self.device.cu_num), f"a verified call: {fault}", today,
         )  # fmt: skip
         try:
-            add_denial(user_list(), denial)
+            add_denial(user_list(), denial, timeout=_LOCKED)
         except TableError as error:
             _log.warning("%s: the kernel is denied in this process alone: %s", self.shape, error)
+
+
+def errors_of(out: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
+    """Return the share of elements outside the tolerance and the worst row's error, on their device.
+
+    Rows without a finite expectation say nothing. A row counts only if one of its elements is
+    outside, and its error is relative to at least the mean norm of rows: in a row that cancels,
+    torch's own error is as large as the row.
+
+    Args:
+        out, expected: [..., N] of any dtypes, with at least one element.
+        tolerance: the bounds of elements.
+    """
+    outs, refs = out.reshape(-1, out.shape[-1]), expected.reshape(-1, expected.shape[-1])
+    step, parts = max(1, _CHUNK // out.shape[-1]), []
+    for first in range(0, len(refs), step):
+        ref = refs[first : first + step].double()
+        usable = ref.isfinite().all(-1, keepdim=True)
+        difference = torch.where(usable, outs[first : first + step].double() - ref, 0.0)
+        ref = torch.where(usable, ref, 0.0)
+        outside = ~(difference.abs() <= ref.abs() * tolerance.rtol + tolerance.atol)  # also where it is NaN
+        norm = ref.norm(dim=-1)
+        error = difference.norm(dim=-1) / torch.maximum(norm, norm.sum() / usable.sum())
+        worst = error.nan_to_num(nan=math.inf, posinf=math.inf).where(outside.any(-1), 0.0).max()
+        parts.append(torch.stack([outside.sum() / out.numel(), worst]))
+    each = torch.stack(parts)
+    return torch.stack([each[:, 0].sum(), each[:, 1].max()])

@@ -52,26 +52,13 @@ def errors(out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance) -> tuple[
         ref: the reference, float32 or float64, with the same size, N and device.
         tolerance: gives the element bounds.
     """
-    measured = measure(out, ref, tolerance)
-    if measured is None:
-        return 1.0, math.inf
-    ratio, worst, finite = measured.tolist()  # a single synchronisation
-    return (ratio, worst) if finite else (1.0, math.inf)
-
-
-def measure(out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance, most: int = _CHUNK) -> torch.Tensor | None:
-    """Return the error ratio, the worst row error and whether all is finite, on the outputs' device.
-
-    It does not wait for the device. None means that sizes differ; other arguments as in `errors`.
-
-    Args:
-        most: elements compared at a time, each of which takes 40 bytes.
-    """
     import torch
 
-    chunks = _chunks(out, ref, most)
+    chunks = _chunks(out, ref)
     if chunks is None:
-        return None
+        return 1.0, math.inf
+    if ref.numel() == 0:
+        return 0.0, 0.0
     parts = []
     for out_rows, ref_rows in chunks:
         difference = out_rows - ref_rows  # a non-finite element makes its row error non-finite
@@ -79,9 +66,9 @@ def measure(out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance, most: in
         ratio = (error / norm).masked_fill_(error == 0, 0.0)  # 0 / 0 is a correct row of zeros
         outside = (difference.abs_() > ref_rows.abs().mul_(tolerance.rtol).add_(tolerance.atol)).sum()
         worst = ratio.nan_to_num_(nan=math.inf, posinf=math.inf).max()
-        parts.append(torch.stack([outside.double() / ref.numel(), worst, error.isfinite().all().double()]))
-    each = torch.stack(parts or [torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)])
-    return torch.stack([each[:, 0].sum(), each[:, 1].max(), each[:, 2].min()])
+        parts.append(torch.stack([outside.double(), worst, error.isfinite().all().double()]))
+    outsides, worsts, finite = zip(*torch.stack(parts).tolist(), strict=True)  # a single synchronisation
+    return sum(outsides) / ref.numel() if all(finite) else 1.0, max(worsts) if all(finite) else math.inf
 
 
 def error_ratio(out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance) -> float:
@@ -124,7 +111,7 @@ def same_bits(tensor: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     return torch.equal(raw(tensor), raw(other))
 
 
-def _chunks(out: torch.Tensor, ref: torch.Tensor, most: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]] | None:
+def _chunks(out: torch.Tensor, ref: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]] | None:
     """Yield chunks of both as float64 rows; return None if their numbers of rows differ."""
     import torch
 
@@ -133,5 +120,5 @@ def _chunks(out: torch.Tensor, ref: torch.Tensor, most: int) -> Iterator[tuple[t
     if ref.numel() == 0:
         return iter(())
     out_rows, ref_rows = out.detach().reshape(-1, out.shape[-1]), ref.detach().reshape(-1, ref.shape[-1])
-    rows = max(1, most // ref.shape[-1])
+    rows = max(1, _CHUNK // ref.shape[-1])
     return ((out_rows[i : i + rows].to(torch.float64), ref_rows[i : i + rows].to(torch.float64)) for i in range(0, len(ref_rows), rows))

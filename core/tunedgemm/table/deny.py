@@ -8,6 +8,7 @@ or ``*`` is any value, but an empty op is a16w16, as in AITER's file. AITER's li
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -26,13 +27,13 @@ from tunedgemm.table.csvfile import Problem, problem_lines
 from tunedgemm.table.distributions import DENY_FILE, distributions
 from tunedgemm.table.folders import home_folder
 from tunedgemm.table.row import blank
-from tunedgemm.table.sheet import Record, Sheet, locked, present, read_sheet, replace_text
+from tunedgemm.table.sheet import LOCK_TIMEOUT, Record, Sheet, locked, present, read_sheet, replace_text
 from tunedgemm.text.printable import warn_once
 
 #: Variables that name deny lists: ours, of several files, and AITER's.
 VARIABLES = ("TUNEDGEMM_DENY", "AITER_GEMM_UNSUPPORTED_CSV")
 #: Columns of every entry; those of its op follow.
-COLUMNS = ("op", "libtype", "kernelName", "libver", "gfx", "cu_num", "reason", "date")
+COLUMNS = ("op", "libtype", "kernelName", "splitK", "libver", "gfx", "cu_num", "reason", "date")
 ANY = "*"
 
 
@@ -43,7 +44,9 @@ class Denial:
     Attributes:
         op: name of the op; ``*`` for every op.
         fields: (column, text) of the op's columns that a shape must have.
-        libtype, kernel: backend and kernel; "" for every backend but torch, and for every kernel.
+        libtype, kernel: backend and kernel; "" for every backend but torch, and for every kernel. A
+            kernel's name denies it with a bias added afterwards, too.
+        split_k: its splits of K.
         libver: start of the library's version.
         gfx, cu_num: the device; "" for any.
         reason, date: why and since when, for messages.
@@ -54,6 +57,7 @@ class Denial:
     fields: tuple[tuple[str, str], ...] = ()
     libtype: str = ""
     kernel: str = ""
+    split_k: str = ""
     libver: str = ""
     gfx: str = ""
     cu_num: str = ""
@@ -79,18 +83,20 @@ class Denial:
         """
         cells = {column: "" if text == ANY else text for column, text in record.cells.items()}
         fields = tuple((column, text) for column, text in cells.items() if text and column not in COLUMNS)
-        libtype, kernel, libver, gfx, cu_num, reason, date = (cells.get(column, "") for column in COLUMNS[1:])
-        op = record.cells.get(COLUMNS[0]) or DEFAULT_OP
-        return cls(op, fields, libtype, kernel, libver, gfx, cu_num, reason, date, f"{path}:{record.line}")
+        op = record.cells.get(COLUMNS[0], "")
+        libtype, kernel, split_k, libver, gfx, cu_num, reason, date = (cells.get(column, "") for column in COLUMNS[1:])
+        if not fields and not any(record.cells.get(column) for column in COLUMNS[:3]):
+            raise UserError(f"names neither an op, a libtype, a kernel nor a size; write {ANY} as its libtype to deny all of an op")
+        return cls(op or DEFAULT_OP, fields, libtype, kernel, split_k, libver, gfx, cu_num, reason, date, f"{path}:{record.line}")
 
     def cells(self) -> dict[str, str]:
         """Return the entry as texts by column."""
-        own = (self.op, self.libtype, self.kernel, self.libver, self.gfx, self.cu_num, self.reason, self.date)
+        own = (self.op, self.libtype, self.kernel, self.split_k, self.libver, self.gfx, self.cu_num, self.reason, self.date)
         return {**dict(zip(COLUMNS, own, strict=True)), **dict(self.fields)}
 
     def covers(self, shape: Shape, device: Device) -> bool:
         """Check whether a call's shape and device are those of the entry."""
-        here = self.gfx in ("", device.gfx) and self.cu_num in ("", str(device.cu_num))
+        here = self.gfx.lower() in ("", device.gfx) and self.cu_num in ("", str(device.cu_num))
         if self.op not in (ANY, shape.op) or not here:
             return False
         texts = op_named(shape.op).columns.format(shape)
@@ -98,13 +104,18 @@ class Denial:
 
     def denies(self, solution: Solution, version_of: Callable[[str], str]) -> bool:
         """Check whether a solution of a covered shape is denied; see `DenyList.against`."""
-        kernel = without_add(solution)
-        named = (self.libtype or kernel.libtype) == kernel.libtype and (self.kernel or kernel.kernel_name) == kernel.kernel_name
-        return named and kernel.libtype != BUILTIN and (not self.libver or version_of(kernel.libtype).startswith(self.libver))
+        names = ("", solution.kernel_name, without_add(solution).kernel_name)
+        if self.libtype not in ("", solution.libtype) or self.kernel not in names or solution.libtype == BUILTIN:
+            return False
+        if self.split_k not in ("", str(solution.split_k)):
+            return False
+        return not self.libver or bool(re.match(rf"{re.escape(self.libver)}(?![0-9A-Za-z])", version_of(solution.libtype)))
 
     def text(self) -> str:
         """Format what is denied, such as ``hipblaslt:k7 for a16w16 with M=16 on gfx942``."""
-        kernel = f"{self.libtype or 'every backend'}:{self.kernel or 'every kernel'}"
+        kernel = f"{self.libtype or 'every backend'}:{self.kernel or 'every kernel'}" + (
+            f" with splitK {self.split_k}" if self.split_k else ""
+        )
         shape = f" with {' '.join(f'{column}={text}' for column, text in self.fields)}" if self.fields else ""
         device = "/".join(filter(None, (self.gfx, self.cu_num)))
         return (
@@ -121,7 +132,7 @@ class Denial:
 def _same(text: str, other: str) -> bool:
     """Check whether two texts of a column mean one value: of any case, numbers and dtypes of any spelling."""
     first, second = ({"0": "false", "1": "true"}.get(each.lower(), each.lower()) for each in (text, other))
-    if first == second:
+    if first == second or (text.isdecimal() and other.isdecimal() and int(text) == int(other)):
         return True
     try:
         return parse_dtype(text) == parse_dtype(other)
@@ -186,11 +197,11 @@ def user_list() -> Path:
 def read_denials(path: Path) -> tuple[list[Denial], list[Problem]]:
     """Return the entries of a deny list, and the lines that deny nothing; an unusable file is one problem."""
     try:
-        sheet = read_sheet(path)
+        sheet = read_sheet(path, whole=False)
     except TableError as error:
         return [], [Problem(path, 0, str(error))]
     entries: list[Denial] = []
-    problems: list[Problem] = []
+    problems = [Problem(path, *sheet.cut)] if sheet.cut else []
     for record in _lines(sheet):
         try:
             entries.append(Denial.of_record(path, record))
@@ -203,14 +214,17 @@ def _lines(sheet: Sheet) -> Iterator[Record]:
     return (record for record in sheet.records if not blank(record))
 
 
-def add_denial(path: Path, denial: Denial) -> bool:
+def add_denial(path: Path, denial: Denial, timeout: float = LOCK_TIMEOUT) -> bool:
     """Add an entry to a deny list, which need not exist; return False if it has the entry.
+
+    Args:
+        timeout: longest wait for another process that writes it, in seconds.
 
     Raises:
         TableError: the file cannot be read or written.
     """
     cells = {column: text for column, text in denial.cells().items() if text}
-    with locked(path):
+    with locked(path, timeout):
         sheet = read_sheet(path) if present(path) else Sheet(list(COLUMNS), [])
         if any(_identity(record.cells) == _identity(cells) for record in _lines(sheet)):
             return False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import shlex
 from collections import Counter
@@ -34,9 +35,9 @@ from tunedgemm.table.untuned import Untuned
 #: Names of dtypes in the libraries' files; fp8 is that of OCP unless named fnuz.
 _DTYPES = {
     "BFloat16": "bf16", "Half": "fp16", "float": "fp32", "double": "fp64", "Float8_e4m3fn": "fp8_e4m3fn",
-    "Float8_e4m3fnuz": "fp8_e4m3fnuz", "bf16_r": "bf16", "f16_r": "fp16", "f32_r": "fp32", "f64_r": "fp64",
-    "h": "fp16", "s": "fp32", "d": "fp64", "f8_r": "fp8_e4m3fn", "f8_fnuz_r": "fp8_e4m3fnuz",
-    "i8_r": "int8",
+    "Float8_e4m3fnuz": "fp8_e4m3fnuz", "Float8_e5m2": "fp8_e5m2", "Float8_e5m2fnuz": "fp8_e5m2fnuz",
+    "bf16_r": "bf16", "f16_r": "fp16", "f32_r": "fp32", "f64_r": "fp64", "h": "fp16", "s": "fp32",
+    "d": "fp64", "f8_r": "fp8_e4m3fn", "f8_fnuz_r": "fp8_e4m3fnuz", "i8_r": "int8",
 }  # fmt: skip
 _OPERATION = re.compile(r"(Gemm|GemmAndBias|GemmStridedBatched|ScaledGemm)TunableOp_(\w+)_([NTC]{2})")
 _SIGNATURE = re.compile(r"[ntc]{2}_(\d+)_(\d+)_(\d+)(?:_B_(\d+))?(?:_ld_\d+_\d+_\d+)?(?:_rw_(\d+))?(?:_bias_(\w+))?")
@@ -142,6 +143,7 @@ def _tunableop(path: Path, text: str) -> _Found:
                 operation[3], int(m), int(n), int(k), dtypes[0], dtypes[-1], int(batch or 1),
                 operation[1] == "GemmAndBias" or bias not in (None, "None"),
                 ("row" if by_row == "1" else "tensor") if scaled else "none",
+                "products of two dtypes" if scaled and dtypes[:1] != dtypes[1:2] else "",
             )  # fmt: skip
             yield product.shape()
         elif name.strip() not in ("Validator", ""):
@@ -170,7 +172,8 @@ def _bench_log(path: Path, text: str) -> _Found:
             except ValueError:
                 yield "commands that are cut off"
                 continue
-            named = {word.lstrip("-"): after for word, after in zip(words, [*words[1:], ""], strict=True) if word.startswith("-")}
+            pairs = [(word.lstrip("-"), after) for word, after in zip(words, [*words[1:], "-"], strict=True) if word.startswith("-")]
+            named = {word: "1" if after.startswith("-") else after for word, after in pairs}  # a flag without a value is set
             named |= {ours: named[theirs] for ours, theirs in (("transA", "transposeA"), ("transB", "transposeB")) if theirs in named}
             yield _of_library(named)
 
@@ -178,12 +181,19 @@ def _bench_log(path: Path, text: str) -> _Found:
 def _of_library(named: Mapping[str, str]) -> Shape | str:
     """Return the shape of hipBLASLt's or rocBLAS's fields, by their names there."""
     missing = [name for name in ("transA", "transB", "m", "n", "k") if not named.get(name)]
-    if missing or not all(named[name].isdecimal() for name in ("m", "n", "k")):
+    if missing or not all(named[name].isdecimal() for name in ("m", "n", "k", "batch_count") if named.get(name)):
         return f"products without {' and '.join(missing) or 'whole numbers as sizes'}"
     dtype, activation = named.get("a_type") or named.get("r", "s"), named.get("activation_type", "none")
     others = (
         ("products with an activation", activation not in ("none", "")),
         ("products of two dtypes", named.get("b_type", dtype) != dtype),
+        ("products with two kinds of scales", named.get("scaleB", named.get("scaleA")) != named.get("scaleA")),
+        (
+            "products that are scaled or added to",
+            any(_number(named.get(name), usual) != usual for name, usual in (("alpha", 1), ("beta", 0))),
+        ),
+        ("products of swizzled operands", any(named.get(name, "0") not in ("0", "") for name in ("swizzleA", "swizzleB"))),
+        ("products in TF32", "xf32" in named.get("compute_type", "")),
         ("groups of products", named.get("grouped_gemm", "0") != "0"),
     )
     return _Product(
@@ -191,6 +201,13 @@ def _of_library(named: Mapping[str, str]) -> Shape | str:
         int(named.get("batch_count") or 1), named.get("bias_vector", "0") not in ("0", ""), _SCALES.get(named.get("scaleA", ""), "other"),
         next((name for name, is_so in others if is_so), ""),
     ).shape()  # fmt: skip
+
+
+def _number(text: str | None, usual: float) -> float:
+    try:
+        return float(text or usual)
+    except ValueError:
+        return math.nan
 
 
 def _engine_json(path: Path, text: str) -> _Found:

@@ -133,3 +133,12 @@ def test_other_products_have_no_order() -> None:
         )
     }
     assert as_called("vllm", rows, lambda: H100) == (rows, ())
+
+
+def test_mxfp4_weights_alone_are_what_the_plugin_calls() -> None:
+    """vLLM's lists have them as a format of a16wn, next to other formats; SGLang's keep their op."""
+    shape = op_named("a16w4_blockscale").columns.parse({"M": "4", "N": "64", "K": "256", "x_dtype": "bf16"})
+    rows = {"a16w4_blockscale": (Untuned(shape, 3),)}
+    [row] = as_called("vllm", rows, lambda: H100)[0]["a16wn"]
+    assert (row.count, row.shape.m, row.shape["w_format"], row.shape["w_group"]) == (3, 4, "mxfp4", 32)
+    assert op_named("a16wn").problem(row.shape) == "" and as_called("sglang", rows, lambda: H100)[0] == rows

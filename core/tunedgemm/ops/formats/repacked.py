@@ -47,6 +47,7 @@ def repack_weight(stored: Weight, w_format: str, layout: str, dtype: torch.dtype
     form = format_named(w_format)
     if dtype not in _OF_FP8:
         raise OperandError(f"repack_weight: dtype must be {' or '.join(map(str, _OF_FP8))} (got {dtype}); pass the dtype of x")
+    _check_given(stored, form)
     codes = unpack(stored.weight, form, form.along)
     (n, k), scale = codes.shape, _by_row(stored.w_scale, form, codes.shape[0])
     order, group = None, 0 if scale.shape[1] == 1 else k // scale.shape[1]
@@ -68,6 +69,14 @@ def repack_weight(stored: Weight, w_format: str, layout: str, dtype: torch.dtype
         zeros = None if zeros is None else (-scale * zeros.t().to(dtype)).contiguous()
     weight = as_shuffled(_packed(codes, form, layout).view(*stored.weight.shape[:-1], -1).view(stored.weight.dtype), layout)
     return Weight(weight, scale, zeros, None if order is None else order.to(torch.int32), factor)
+
+
+def _check_given(stored: Weight, form: WeightFormat) -> None:
+    """Check that a weight has the operands of its format, whose sizes the layout cannot tell from others."""
+    given = {"w_zeros": form.zeros is not None, "w_index": form.has_index, "w_global_scale": form.has_global}
+    for name, has in given.items():
+        if (getattr(stored, name) is not None) is not has:
+            raise OperandError(f"repack_weight: {form.name} {'needs' if has else 'has no'} {name}; pass the operands of its format")
 
 
 def decode_repacked(shape: Shape, stored: Weight, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:

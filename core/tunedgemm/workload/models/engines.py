@@ -66,19 +66,24 @@ _BLOCK_KERNELS = (
     ),
     _BlockKernel("CUTLASS", {"vllm": ""}, ("sm_90", "sm_120"), M_MAJOR),
 )
-_BY_BLOCK = "a8w8_blockscale"
+_BY_BLOCK, _MXFP4 = "a8w8_blockscale", "a16w4_blockscale"
 
 
 def as_called(
     engine: str, by_op: Mapping[str, tuple[Untuned, ...]], device_of: Callable[[], Device]
 ) -> tuple[Mapping[str, tuple[Untuned, ...]], tuple[str, ...]]:
-    """Return shapes with the order of scales of an engine's calls, and notes that say which and why.
+    """Return shapes as an engine calls them, and notes on the order of scales by block.
+
+    Our plugin of vLLM calls mxfp4 weights alone as a format of a16wn.
 
     Args:
         engine: ``vllm`` or ``sglang``.
         by_op: the shapes by the name of their op.
         device_of: returns the device that is tuned for; called if a shape has scales by block.
     """
+    if engine == "vllm" and _MXFP4 in by_op:
+        moved = tuple(attrs.evolve(row, shape=_of_any_format(row.shape)) for row in by_op[_MXFP4])
+        by_op = {**{name: rows for name, rows in by_op.items() if name != _MXFP4}, "a16wn": (*by_op.get("a16wn", ()), *moved)}
     if _BY_BLOCK not in by_op:
         return by_op, ()
     device, rows, sizes = device_of(), [], dict[str, dict[str, None]]()
@@ -91,10 +96,16 @@ def as_called(
     return {**by_op, _BY_BLOCK: tuple(rows)}, tuple(notes)
 
 
+def _of_any_format(shape: Shape) -> Shape:
+    """Return the shape of a16wn with the operands of one of a16w4_blockscale."""
+    fields = (shape.dtype, shape.outdtype, shape.epilogue, shape.bias_dtype, "block")
+    return Shape("a16wn", shape.m, shape.n, shape.k, *fields, extra={"w_format": "mxfp4", "w_group": 32})
+
+
 def as_run(engine: str, device_of: Callable[[], Device], layers: tuple[Layer, ...]) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
     """Return layers in the formats that an engine multiplies, and notes on changed ones.
 
-    vLLM runs nvfp4 and mxfp8 by Marlin, on the weights alone, where NVIDIA's GPUs lack them.
+    vLLM runs nvfp4, mxfp8 and mxfp4 by Marlin, on the weights alone, where NVIDIA's GPUs lack them.
     """
     changed = [layer for layer in layers if layer.scheme in WEIGHTS_ALONE and layer.kind != "experts"]
     if engine != "vllm" or not changed or not (number := re.match(r"sm_(\d+)", gfx := device_of().gfx)) or int(number[1]) >= 100:

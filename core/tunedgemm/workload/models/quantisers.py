@@ -53,8 +53,7 @@ _KEYS = {
 #: method -> how its engine matches skipped layers; others match whole words
 _MATCHES = {"awq": "of layers", "gptq": "of layers", "compressed-tensors": "exact", "quark": "glob", "modelopt": "substring or glob"}
 #: keys of one group of layers that its reader reads, in compressed-tensors and in Quark
-_OF_GROUP = {"weights", "input_activations", "targets", "format"}
-_OF_CONFIG = {"weight", "input_tensors", "target_device"}
+_OF_GROUP, _OF_CONFIG = {"weights", "input_activations", "targets", "format"}, {"weight", "input_tensors", "target_device"}
 #: (weights, their scales, activations, their scales) -> scheme; activations "" have 16 bits
 _FORMATS = {
     ("fp8", "tensor", "fp8", "tensor"): "fp8_tensor",
@@ -153,9 +152,10 @@ def _scheme_of(stated: Any, raw: Mapping[str, Any], packed: Collection[str] = ()
     stated = {**stated, **_mapping(stated.get("quantization"))} if method == "modelopt" else stated
     reader = _READERS.get(method)
     scheme = Scheme(Verdict(refused=f"no list has the products of quant_method {method!r}")) if reader is None else reader(stated)
-    if packed and method in ("gptq", "awq") and not any(map(stated.get, (*_IGNORED, _IN_BLOCKS))):
+    lists = () if method == "gptq" and packed else _IGNORED  # vLLM's GPTQ reads the file, and no such list
+    if packed and method in ("gptq", "awq") and not any(map(stated.get, (*lists, _IN_BLOCKS))):
         scheme = attrs.evolve(scheme, usual=WIDE, rules=(*scheme.rules, *rules_of(INDEX, packed, scheme.usual, "exact")))
-    ignored = [rule for key in _IGNORED for rule in rules_of(key, _entries(stated.get(key)), WIDE, _MATCHES.get(method, "words"))]
+    ignored = [rule for key in lists for rule in rules_of(key, _entries(stated.get(key)), WIDE, _MATCHES.get(method, "words"))]
     scheme = attrs.evolve(scheme, rules=(*ignored, *scheme.rules))
     if reader is None:
         return scheme
@@ -359,14 +359,15 @@ def _of_gptq(stated: Mapping[str, Any]) -> Scheme:
 
 
 def _of_gptq_layer(stated: Mapping[str, Any]) -> Verdict:
-    if missing := [field for field in ("bits", "group_size", "desc_act", "sym") if stated.get(field) is None]:
+    missing = [field for field in ("bits", "group_size") if not stated.get(field)]
+    if missing := missing + [field for field in ("desc_act", "sym") if not isinstance(stated.get(field), bool)]:
         return _refuse(f"GPTQ without {', '.join(missing)}")
     forms = {str(stated.get(field) or "gptq").lower() for field in ("format", "checkpoint_format")}
     if not forms <= {"gptq", "gptq_v2"} or stated.get("is_marlin_format") or stated.get("pack_dtype") not in (None, "int32"):
         return _refuse("GPTQ's weights in another order or another dtype; checkpoint_format gptq of int32 works")
     zeros = "" if stated["sym"] else "_zp_v2" if "gptq_v2" in forms else "_zp"
-    by_index = stated["desc_act"] and stated["group_size"] != -1  # one group has no order
-    return _packed(f"gptq_int{stated['bits']}{zeros}{'_order' if by_index else ''}", stated["bits"], stated["group_size"])
+    zeros += "_order" if stated["desc_act"] and stated["group_size"] != -1 else ""  # one group has no order
+    return _packed(f"gptq_int{stated['bits']}{zeros}", stated["bits"], stated["group_size"])
 
 
 def _of_awq(stated: Mapping[str, Any]) -> Scheme:
@@ -382,9 +383,8 @@ def _packed(w_format: str, bits: Any, group: Any) -> Verdict:
     if scheme in SCHEMES:
         return Verdict(scheme)
     zeros = " with zero points" * ("_zp" in w_format) + " of gptq_v2 (those of checkpoint_format gptq work)" * ("_v2" in w_format)
-    return _refuse(
-        f"{w_format.partition('_')[0].upper()}'s weights of {bits} bits{zeros} by groups of {group}; 4 by 32, 64, 128 or -1 works"
-    )
+    whose = f"{w_format.partition('_')[0].upper()}'s weights of {bits} bits{zeros}"
+    return _refuse(f"{whose} by groups of {group}; 4 by 32, 64, 128 or -1 works")
 
 
 _READERS = {

@@ -32,7 +32,7 @@ SCHEMES = {
     },
 }
 #: schemes of both sides -> that of the weights alone, as vLLM runs them on older GPUs
-WEIGHTS_ALONE = {"nvfp4": "nvfp4/16", "mxfp8": "mxfp8/32"}
+WEIGHTS_ALONE = {"nvfp4": "nvfp4/16", "mxfp8": "mxfp8/32", "mxfp4": "mxfp4/32"}
 
 
 @attrs.frozen
