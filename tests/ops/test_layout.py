@@ -79,26 +79,32 @@ def lose_type(weight: torch.nn.Parameter) -> None:
     weight.data = as_shuffled(weight.data, (16, 16))
 
 
+def check_that_a_change_is_seen(op, shape, place, change, message):
+    """Serve a call, change one of its operands if it has that, and check that both ways refuse it."""
+    dispatcher = Dispatcher(op)
+    hot = hot_function(dispatcher, op.operands, fields=tuple(op.fields(shape)))
+    operands = list(op.make_inputs(shape, torch.device("cpu"), 0))
+    fields, otype = op.fields(shape), torch_dtype(shape.outdtype)
+    if place >= len(operands) or operands[place] is None:
+        return
+    operands[place] = torch.nn.Parameter(operands[place].clone(), requires_grad=False)
+    absent = [None] * (len(op.operands) - len(operands))
+    dispatcher.call(*operands, otype=otype, **fields)
+    hot(*operands, *absent, *fields.values(), otype)
+    change(operands[place])
+    with pytest.raises(OperandError, match=message):
+        dispatcher.call(*operands, otype=otype, **fields)
+    with pytest.raises(OperandError, match=message):
+        hot(*operands, *absent, *fields.values(), otype)
+
+
 @pytest.mark.parametrize(("change", "message"), [(mark, "is_shuffled"), (lose_type, "lost the type")])
 @pytest.mark.parametrize(("op", "shape"), functions_of_plain_weights())
 def test_a_shuffled_weight_is_seen_after_a_plain_one_was_served(op, shape, change, message):
     """Functions and `call` refuse a weight whose mark or memory says shuffled, although a plain one
     of its shape has a launcher."""
-    dispatcher = Dispatcher(op)
-    hot = hot_function(dispatcher, op.operands, fields=tuple(op.fields(shape)))
-    operands = op.make_inputs(shape, torch.device("cpu"), 0)
-    fields, otype = op.fields(shape), torch_dtype(shape.outdtype)
-    absent = [None] * (len(op.operands) - len(operands))
     for weight in op.matrices:
-        changed = list(operands)
-        changed[weight] = torch.nn.Parameter(operands[weight].clone(), requires_grad=False)
-        dispatcher.call(*changed, otype=otype, **fields)
-        hot(*changed, *absent, *fields.values(), otype)
-        change(changed[weight])
-        with pytest.raises(OperandError, match=message):
-            dispatcher.call(*changed, otype=otype, **fields)
-        with pytest.raises(OperandError, match=message):
-            hot(*changed, *absent, *fields.values(), otype)
+        check_that_a_change_is_seen(op, shape, weight, change, message)
 
 
 def with_scales_of_both_orders(name):
@@ -114,23 +120,12 @@ def test_shuffled_scales_are_seen_after_plain_ones_were_served(name):
     """Functions and `call` refuse scales whose memory is in AITER's order, although row-major ones
     of their sizes have a launcher."""
     op, shape = with_scales_of_both_orders(name)
-    dispatcher = Dispatcher(op)
-    hot = hot_function(dispatcher, op.operands, fields=tuple(op.fields(shape)))
-    operands = op.make_inputs(shape, torch.device("cpu"), 0)
-    fields, otype = op.fields(shape), torch_dtype(shape.outdtype)
-    absent = [None] * (len(op.operands) - len(operands))
+
+    def shuffle(scale):
+        scale.data = shuffle_scale(scale.view(torch.uint8)).plain.view(scale.dtype).view(scale.shape)
+
     for place in op.shuffled_scales:
-        if place >= len(operands) or operands[place] is None:
-            continue
-        changed, scale = list(operands), operands[place]
-        changed[place] = torch.nn.Parameter(scale.clone(), requires_grad=False)
-        dispatcher.call(*changed, otype=otype, **fields)
-        hot(*changed, *absent, *fields.values(), otype)
-        changed[place].data = shuffle_scale(scale.view(torch.uint8)).plain.view(scale.dtype).view(scale.shape)
-        with pytest.raises(OperandError, match=f"{op.operands[place].removesuffix('?')} .*shuffle"):
-            dispatcher.call(*changed, otype=otype, **fields)
-        with pytest.raises(OperandError, match=f"{op.operands[place].removesuffix('?')} .*shuffle"):
-            hot(*changed, *absent, *fields.values(), otype)
+        check_that_a_change_is_seen(op, shape, place, shuffle, f"{op.operands[place].removesuffix('?')} .*shuffle")
 
 
 def test_addresses_of_shuffled_weights_end_with_them():

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 
 from tunedgemm.backends.backend import Backend
+from tunedgemm.device import Device
 from tunedgemm.errors import LibtypeError
 from tunedgemm.libtypes import BUILTIN, listed, owners, pip_hint, rank
 from tunedgemm.process.plugin_guard import entry_points, load, name_of
@@ -51,6 +52,11 @@ class Registry:
             entry = self._entries.get(libtype)
             self._loaded[libtype] = self._missing(libtype) if entry is None else _load(entry)
         return self._loaded[libtype]
+
+    def library_version(self, libtype: str, device: Device) -> str:
+        """Return the version of a backend's library on a device; "" without the backend."""
+        backend = self.get(libtype)
+        return backend.library_version(device) if isinstance(backend, Backend) else ""
 
     def runners(self, op: str, libtype: str) -> tuple[Backend, ...]:
         """Return the backends whose ``rows`` include ``op:libtype``.

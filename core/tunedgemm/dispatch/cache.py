@@ -7,7 +7,6 @@ from typing import Any
 
 import attrs
 
-from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device
 from tunedgemm.ops.key import Key
@@ -103,13 +102,8 @@ class Vetoes(dict[tuple[Shape, int, Solution | None], str]):
 
     def against(self, shape: Shape, device: Device, registry: Registry) -> Callable[[Solution], str] | None:
         """Return a function from a solution to why it must not serve or ""; None if all may."""
-
-        def version_of(libtype: str) -> str:
-            backend = registry.get(libtype)
-            return backend.library_version(device) if isinstance(backend, Backend) else ""
-
         deny_list = self._deny_list = self._deny_list or DenyList.load()
-        denied = deny_list.against(shape, device, version_of)
+        denied = deny_list.against(shape, device, lambda libtype: registry.library_version(libtype, device))
         if not self:
             return denied
         return lambda solution: self.get((shape, device.index, solution), "") or (denied(solution) if denied else "")

@@ -7,7 +7,6 @@ solution with a wrong output is vetoed in this process, and denied in the user's
 from __future__ import annotations
 
 import collections
-import datetime
 import logging
 import math
 import random
@@ -16,7 +15,6 @@ from typing import Any
 import attrs
 import torch
 
-from tunedgemm.backends.backend import Backend
 from tunedgemm.device import Device
 from tunedgemm.dispatch.cache import Served
 from tunedgemm.dispatch.call import Call
@@ -90,7 +88,7 @@ class _Samples:
 
     def _sample(self, left: list[int], operands: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
         """Run a call, and compare it unless an earlier comparison is still to be read."""
-        if not all(may_synchronize(operand) for operand in operands[:1] if operand is not None):
+        if operands[0] is not None and not may_synchronize(operands[0]):
             left[0] = 1  # torch would be captured, too; the next eager call is sampled
             return self.launcher(*operands)
         left[0] = self._gap()
@@ -157,13 +155,11 @@ class _Samples:
     def _fail(self, fault: str) -> None:
         served = Served(self.launcher, self.shape, self.device.index, self.solution)
         self.dispatcher.veto(served, PluginError(f"a verified call differs from torch's: {fault}"))
-        backend = self.dispatcher.registry.get(self.solution.libtype)
-        version = backend.library_version(self.device) if isinstance(backend, Backend) else ""
+        version = self.dispatcher.registry.library_version(self.solution.libtype, self.device)
         fields = tuple((column, text) for column, text in self.dispatcher.op.columns.format(self.shape).items() if text)
-        today = datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat()
         denial = Denial(
             self.shape.op, fields, self.solution.libtype, self.solution.kernel_name, str(self.solution.split_k), version,
-            self.device.gfx, str(self.device.cu_num), f"a verified call: {fault}", today,
+            self.device.gfx, str(self.device.cu_num), f"a verified call: {fault}",
         )  # fmt: skip
         try:
             add_denial(user_list(), denial, timeout=_LOCKED)

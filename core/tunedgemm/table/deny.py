@@ -7,6 +7,7 @@ or ``*`` is any value, but an empty op is a16w16, as in AITER's file. AITER's li
 
 from __future__ import annotations
 
+import datetime
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -124,9 +125,12 @@ class Denial:
             + (f", version {self.libver}" if self.libver else "")
         )
 
+    def why(self) -> str:
+        """Format the reason and the date."""
+        return (self.reason or "no reason is stated") + (f" ({self.date})" if self.date else "")
+
     def __str__(self) -> str:
-        since = f" ({self.date})" if self.date else ""
-        return f"denied by {self.source}: {self.reason or 'no reason is stated'}{since}"
+        return f"denied by {self.source}: {self.why()}"
 
 
 def _same(text: str, other: str) -> bool:
@@ -217,13 +221,16 @@ def _lines(sheet: Sheet) -> Iterator[Record]:
 def add_denial(path: Path, denial: Denial, timeout: float = LOCK_TIMEOUT) -> bool:
     """Add an entry to a deny list, which need not exist; return False if it has the entry.
 
+    An entry without a date gets today's.
+
     Args:
         timeout: longest wait for another process that writes it, in seconds.
 
     Raises:
         TableError: the file cannot be read or written.
     """
-    cells = {column: text for column, text in denial.cells().items() if text}
+    today = datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat()
+    cells = {column: text for column, text in attrs.evolve(denial, date=denial.date or today).cells().items() if text}
     with locked(path, timeout):
         sheet = read_sheet(path) if present(path) else Sheet(list(COLUMNS), [])
         if any(_identity(record.cells) == _identity(cells) for record in _lines(sheet)):

@@ -19,7 +19,6 @@ from tunedgemm.analysis.coverage.measure import measure_all
 from tunedgemm.analysis.coverage.proposal import Next, write_next
 from tunedgemm.analysis.coverage.result import PADDED, SOURCES, TUNED, UNTUNED, WORDS, Entry, Group, Passed, Regret, Unused
 from tunedgemm.analysis.coverage.whole import Coverage
-from tunedgemm.backends.backend import Backend
 from tunedgemm.device import Device, current_device
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.settings import Settings
@@ -108,8 +107,7 @@ def _version_notes(entries: Iterable[Entry], dispatcher: Dispatcher, here: Devic
         if entry.libver:
             calls[entry.solution.libtype, entry.libver] += entry.calls
     for (libtype, libver), count in calls.items():
-        backend = dispatcher.registry.get(libtype)
-        now = backend.library_version(here) if isinstance(backend, Backend) else ""
+        now = dispatcher.registry.library_version(libtype, here)
         if now and now != libver:
             yield f"{count} calls of {dispatcher.op.name} have rows of {libtype} tuned with {libver}; they serve if {now} binds them"
 

@@ -145,7 +145,7 @@ def _notes(file: Path, rows: Sequence[Row]) -> Iterator[str]:
         device = as_present(Device(row.gfx, row.cu_num))
         if reason := _denial(row, device, registry, deny_list) or row_refusal(row, device, registry):
             reasons[f"{row.solution.libtype}: {reason}"].append(row.line)
-        elif row.libver and (now := _version_of(row, device, registry)) not in ("", row.libver):
+        elif row.libver and (now := registry.library_version(row.solution.libtype, device)) not in ("", row.libver):
             versions[f"{row.solution.libtype}: tuned with {row.libver}, now {now}"].append(row.line)
     for change, lines in versions.items():
         count = f"{number_of(len(lines), 'row')}, the first in line {lines[0]}"
@@ -157,7 +157,7 @@ def _notes(file: Path, rows: Sequence[Row]) -> Iterator[str]:
 
 def _denial(row: Row, device: Device, registry: Registry, deny_list: DenyList) -> str:
     """Return the entry of a deny list that denies a row's kernel; "" without one."""
-    denied = deny_list.against(row.shape, device, lambda _: _version_of(row, device, registry))
+    denied = deny_list.against(row.shape, device, lambda libtype: registry.library_version(libtype, device))
     return denied(row.solution) if denied else ""
 
 
@@ -167,12 +167,6 @@ def _elsewhere(file: Path, rows: Sequence[Row], op: Op) -> Iterator[str]:
     if others := Table(op, [rows]).foreign(here):
         remedy = f"to tune its shapes here, run `tunedgemm tune --op {op.name} -i {file}`"
         yield f"note: {file}: no row for this device, {here}; rows are for {others}; {remedy}"
-
-
-def _version_of(row: Row, device: Device, registry: Registry) -> str:
-    """Return the present version of a row's library, "" where it is unknown."""
-    backend = registry.get(row.solution.libtype)
-    return backend.library_version(device) if isinstance(backend, Backend) else ""
 
 
 def _has_backend(row: Row, registry: Registry) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 
 from tunedgemm.errors import UserError
 from tunedgemm.ops import DEFAULT_OP
@@ -31,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     denial = Denial(
         arguments.op or DEFAULT_OP, tuple(fields), arguments.libtype.replace(ANY, ""), arguments.kernel,
         libver=arguments.libver, gfx=arguments.gfx,
-        reason=arguments.reason.strip(), date=datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
+        reason=arguments.reason.strip(),
     )  # fmt: skip
     path = arguments.output or user_list()
     print(f"{path}: {'added' if add_denial(path, denial) else 'already has this entry'}: {denial.text()}")
@@ -43,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _show() -> int:
     listed = DenyList.load()
     for entry in listed.entries:
-        print(f"{entry.source}: {entry.text()}: {entry.reason or 'no reason is stated'}" + (f" ({entry.date})" if entry.date else ""))
+        print(f"{entry.source}: {entry.text()}: {entry.why()}")
     for problem in listed.problems:
         print(f"denies nothing: {problem}")
     if not listed.entries and not listed.problems:
