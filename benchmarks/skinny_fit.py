@@ -46,7 +46,9 @@ HERE = Path(__file__).parent
 TRIALS = HERE / "results" / "h200-2026-11-22" / "skinny-trials.csv"
 FITTED = HERE.parent / "plugins" / "skinny" / "tunedgemm_skinny" / "fitted.json"
 H200 = "sm_90:132:nvidia-h200"
-FIELDS = ("op", "M", "N", "K", "B", "dtype", "scale", "kernelName", "splitK", "us")
+#: Fields of `Shape.extra`.
+EXTRA = ("B", "w_format", "w_group")
+FIELDS = ("op", "M", "N", "K", *EXTRA, "dtype", "scale", "kernelName", "splitK", "us")
 #: Stands for a kernel's name: F.linear, or torch's own call for the op.
 TORCH = "torch"
 #: Exponent of a timing's weight: e times as long as the best of its shape and family weighs
@@ -114,7 +116,7 @@ def read(paths: Iterable[Path], device: Device) -> Trials:
 def _table(path: Path, trials: Trials) -> None:
     with path.open(newline="") as file:
         for row in csv.DictReader(line for line in file if not line.startswith("#")):
-            extra = {"B": int(row["B"])} if row["B"] else {}
+            extra = {name: text if name == "w_format" else int(text) for name in EXTRA if (text := row.get(name))}
             sizes = int(row["M"]), int(row["N"]), int(row["K"])
             shape = Shape(row["op"], *sizes, dtype=row["dtype"], outdtype="bf16", scale=row["scale"], extra=extra)
             trials.add(shape, row["kernelName"], int(row["splitK"]), float(row["us"]))
@@ -144,7 +146,18 @@ def compact(trials: Trials, path: Path, device: Device) -> None:
     ]
     rows += [(shape, TORCH, 0, us) for shape, us in trials.torch.items()]
     lines = sorted(
-        (shape.op, shape.m, shape.n, shape.k, dict(shape.extra).get("B", ""), shape.dtype, shape.scale, name, splits, f"{us:.3f}")
+        (
+            shape.op,
+            shape.m,
+            shape.n,
+            shape.k,
+            *(str(dict(shape.extra).get(name, "")) for name in EXTRA),
+            shape.dtype,
+            shape.scale,
+            name,
+            splits,
+            f"{us:.3f}",
+        )
         for shape, name, splits, us in rows
     )
     with path.open("w", newline="") as file:

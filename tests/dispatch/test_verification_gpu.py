@@ -21,6 +21,7 @@ OP = op_named("a16w16")
 SHAPE = Shape("a16w16", 64, 512, 1024)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # torch calls it a prototype
 @pytest.mark.parametrize("factor", [1.0, 1.1])
 def test_no_call_waits_for_the_device(factor: float) -> None:
     """Verified calls do not synchronise, and a wrong kernel is denied some calls later."""

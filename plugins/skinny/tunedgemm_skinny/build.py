@@ -12,9 +12,9 @@ from pathlib import Path
 import attrs
 from tunedgemm.plugin import LaunchError, Shape
 from tunedgemm.tools.files import artifact
-from tunedgemm.tools.launching import ARCHITECTURES, scale_order
+from tunedgemm.tools.launching import ARCHITECTURES, format_of, scale_order
 
-from tunedgemm_skinny.limits import INPUTS, OUTPUTS, SCALES, batches_of, shuffled_rows, weight_of, x_pieces
+from tunedgemm_skinny.limits import FORMATTED, INPUTS, OUTPUTS, SCALES, batches_of, group_of, order_of, shuffled_rows, weight_of, x_pieces
 from tunedgemm_skinny.names import KernelConfig
 from tunedgemm_skinny.resources import compiled_rows, vec_of
 from tunedgemm_skinny.rtc import Compiler, RefusedError
@@ -48,6 +48,7 @@ class Build:
         wide: whether x is bf16 and the weight mxfp4.
         x_column: floats to whose multiple M-major block scales of x are padded; 0 for row-major
             ones, and for the transposed ones of a shuffled weight.
+        packed: macros of a packed weight's format, and their values.
     """
 
     kernel: KernelConfig
@@ -63,6 +64,7 @@ class Build:
     shuffled: int = 0
     wide: bool = False
     x_column: int = 0
+    packed: tuple[tuple[str, int], ...] = ()
 
 
 def build_of(kernel: KernelConfig, splits: int, shape: Shape, gfx: str) -> Build:
@@ -81,7 +83,15 @@ def build_of(kernel: KernelConfig, splits: int, shape: Shape, gfx: str) -> Build
         shuffled=shuffled_rows(shape.layout),
         wide=x_pieces(shape) > 1,
         x_column=_X_COLUMNS.get(scale_order(shape), 0),
+        packed=packed_of(shape) if shape.op == FORMATTED else (),
     )
+
+
+def packed_of(shape: Shape) -> tuple[tuple[str, int], ...]:
+    """Return the macros of a packed weight's format, which ``kernels/packed.h`` describes."""
+    form = format_of(shape)
+    e2m1 = 0 if not form.scale else 1 if form.has_global else 2
+    return ("ORDER", order_of(shape)), ("ZEROS", 0 if form.zeros is None else 1 + form.zeros), ("E2M1", e2m1), ("GROUP", group_of(shape))
 
 
 @functools.cache
@@ -114,6 +124,7 @@ def defines(build: Build) -> dict[str, int]:
         "SHUFFLED": build.shuffled,
         "X_WIDE": int(build.wide),
         **of_x,
+        **dict(build.packed),
     }
 
 

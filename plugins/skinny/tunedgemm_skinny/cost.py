@@ -26,7 +26,7 @@ from pathlib import Path
 from tunedgemm.plugin import Device, Shape
 from tunedgemm.tools.launching import ARCHITECTURES
 
-from tunedgemm_skinny.limits import batches_of, depth_of, weight_of, width_of, x_pieces
+from tunedgemm_skinny.limits import FORMATTED, batches_of, depth_of, weight_of, width_of, x_pieces
 from tunedgemm_skinny.names import KernelConfig, Rows
 from tunedgemm_skinny.resources import ceil_div, compiled_rows, grid_of, per_split, registers, shared_bytes, span_of, threads_of
 
@@ -45,6 +45,8 @@ _BLOCKS, _KEPT = 32, 1 << 10
 _OPERATIONS = 14
 #: Range of the measured weights' read times in microseconds; others are clamped to it.
 _MEASURED_US = (0.8, 224.0)
+#: Bytes of an element of a weight of 4 bits.
+_PACKED_BYTES = 0.5
 #: Microseconds of a launch in a graph, with its ramp.
 _RAMP_US = 1.5
 
@@ -80,13 +82,21 @@ def weights() -> dict[str, list[float]]:
 def floor_of(shape: Shape, device: Device) -> float:
     """Return the microseconds of a launch that only reads both operands and writes the output."""
     outputs = 2 * shape.m * shape.n
-    moved = width_of(weight_of(shape)) * (shape.n + x_pieces(shape) * shape.m) * depth_of(shape) + outputs
+    x_bytes = weight_bytes(shape) / shape.n * x_pieces(shape) * (1 if shape.op != FORMATTED else width_of(shape.dtype) / _PACKED_BYTES)
+    x_bytes *= shape.m
+    moved = weight_bytes(shape) + x_bytes + outputs
     return _RAMP_US + batches_of(shape) * moved / (max(device.cu_num, 1) * _PER_US)
+
+
+def weight_bytes(shape: Shape) -> float:
+    """Return the bytes of the codes of a weight."""
+    return shape.n * depth_of(shape) * (_PACKED_BYTES if shape.op == FORMATTED else width_of(weight_of(shape)))
 
 
 def features(kernel: KernelConfig, splits: int, shape: Shape, device: Device) -> tuple[float, ...]:
     """Return the features of a kernel's time, in the order of `FEATURES`."""
-    log, gfx, width, units = math.log2, device.gfx, width_of(weight_of(shape)), max(device.cu_num, 1)
+    log, gfx, units = math.log2, device.gfx, max(device.cu_num, 1)
+    width = weight_bytes(shape) / (shape.n * depth_of(shape))
     per_block, stages, cluster, shared = kernel.per_block, kernel.stages, kernel.cluster, float(kernel.x_shared)
     share, trip = per_split(kernel, splits, shape, gfx), span_of(kernel, shape, gfx) * kernel.warps_k
     batches = batches_of(shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tunedgemm.plugin import Device, Shape, Solution
 from tunedgemm.tools.launching import may_guess, stand_ins
 
-from tunedgemm_skinny.limits import weight_of
+from tunedgemm_skinny.limits import FORMATTED, weight_of
 from tunedgemm_skinny.space import enumerate_solutions
 
 #: AITER's classes of untuned calls (AITER, ``aiter/tuned_gemm.py``): most rows of x, most weight
@@ -51,7 +51,7 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution |
     by 1.05 in the median. Where no other M of the weight was fitted, it reached 0.81 at least. That
     is too little.
 
-    All NVIDIA devices: weights of mxfp4 and shuffled weights. In each call torch widens the first
+    All NVIDIA devices: weights of 4 bits and shuffled weights. In each call torch widens the first
     and reorders the second, with several passes over the weight (mxfp4 on one H200: the first
     solution is 77 to 131 times as fast).
     """
@@ -59,7 +59,7 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution |
         answers = shape.op == "a16w16" and shape.layout == "row" and shape.k % _EIGHT == 0 and _in_aiter_class(shape, device)
     elif device.kind == "amd":
         answers = False
-    elif weight_of(shape) == "fp4x2" or shape.layout != "row":
+    elif weight_of(shape) == "fp4x2" or shape.op == FORMATTED or shape.layout != "row":
         answers = True
     else:
         fitted = device.gfx == "sm_90" and may_guess(device) and shape.op == "a16w16" and shape.k % _EIGHT == 0

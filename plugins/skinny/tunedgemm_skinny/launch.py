@@ -23,7 +23,7 @@ from tunedgemm.tools.launching import (
 from tunedgemm_skinny import rtc
 from tunedgemm_skinny.build import ENTRY, build_of, code
 from tunedgemm_skinny.driver import INTERFACES, load_kernel
-from tunedgemm_skinny.limits import depth_of, x_pieces
+from tunedgemm_skinny.limits import FORMATTED, depth_of, x_pieces
 from tunedgemm_skinny.names import KernelConfig, parse_name
 from tunedgemm_skinny.resources import grid_of, partial_bytes, per_split, shared_bytes, threads_of, unfit
 from tunedgemm_skinny.space import enumerate_kernels
@@ -176,6 +176,11 @@ def _call(launch: Launch, on_failure: OnFailure, shape: Shape, device: Device, c
     def wide(x: Any, weight: Any, w_scale: Any, bias: Any = None) -> Any:
         return scaled(x, weight, w_scale, w_scale, bias)  # x has no scales; the kernel reads none
 
+    def formatted(x: Any, weight: Any, w_scale: Any, *others: Any) -> Any:
+        w_zeros, _, w_global_scale, bias = (*others, None, None, None, None)[:4]
+        other = w_global_scale if w_zeros is None else w_zeros  # no format has both; the kernel takes it for scales of x
+        return scaled(x, weight, w_scale if other is None else other, w_scale, bias)
+
     if shape.scale == "none":
         return split if nbytes else call
-    return wide if x_pieces(shape) > 1 else scaled
+    return formatted if shape.op == FORMATTED else wide if x_pieces(shape) > 1 else scaled

@@ -6,7 +6,7 @@ import functools
 import re
 
 from tunedgemm.plugin import Device, Platform, Shape
-from tunedgemm.tools.launching import ARCHITECTURES, dtype_bits
+from tunedgemm.tools.launching import ARCHITECTURES, dtype_bits, format_of
 
 #: Families of kernels by what they need: `wgmma` that instruction, `tiles` mma or mfma, `rows`
 #: none. A clang compiles `rows` for RDNA, whose compute units torch counts in pairs.
@@ -29,9 +29,14 @@ OPS = {
     "a16w4_blockscale": (("bf16",), _BLOCK),
     "batched_bf16": (_FLOATS, ("none",)),
     "batched_a8w8": (_BYTES, ("row",)),
+    "a16wn": (_FLOATS, _BLOCK),
 }
 _NEEDS = {"nvidia": ("NVRTC, which torch has",), "amd": ("HIPRTC of ROCm, which torch has",)}
+#: The op of weight-only formats, of which `packed` serves those of 4 bits with NVIDIA's mma.
+FORMATTED = "a16wn"
 _WITHOUT_FP8 = tuple(op for op, (dtypes, _) in OPS.items() if dtypes != _FP8)
+_OF_AMD = tuple(op for op in OPS if op != FORMATTED)
+_OF_AMD_WITHOUT_FP8 = tuple(op for op in _WITHOUT_FP8 if op != FORMATTED)
 _OF_ROWS = tuple(op for op, (_, scales) in OPS.items() if scales != _BLOCK and not op.endswith("_bpreshuffle"))
 PLATFORMS = (
     Platform(("sm_90",), needs=_NEEDS["nvidia"], ran=("H200",), ranked=("a16w16", "a8w8", "a8w8_blockscale")),
@@ -40,8 +45,8 @@ PLATFORMS = (
         for gfx, ops in (
             (ARCHITECTURES.having(matrix=("mma", "tcgen05"), fp8=_FP8), ()),
             (ARCHITECTURES.having(matrix="mma", fp8=""), _WITHOUT_FP8),
-            (ARCHITECTURES.having(matrix="mfma", fp8=_FP8), ()),
-            (ARCHITECTURES.having(matrix="mfma", fp8=""), _WITHOUT_FP8),
+            (ARCHITECTURES.having(matrix="mfma", fp8=_FP8), _OF_AMD),
+            (ARCHITECTURES.having(matrix="mfma", fp8=""), _OF_AMD_WITHOUT_FP8),
             (UNTILED, _OF_ROWS),
         )
     ),
@@ -51,6 +56,13 @@ _FP4_WEIGHTS = ("a4w4_blockscale", "a16w4_blockscale")
 #: AITER's weight orders: rows whose pieces of 16 bytes are adjacent, and bytes along K of one unit.
 _SHUFFLED = re.compile(r"aiter([1-9]\d*)x([1-9]\d*)")
 OUTPUTS = ("bf16", "fp16", "fp32")
+#: Formats of `FORMATTED` -> order of the codes: 0 for eight along K in a word, 1 for the same
+#: transposed, 2 for eight along N.
+ORDERS = {
+    "ct_int4": 0, "ct_int4_zp": 0, "mxfp4": 0, "nvfp4": 0,
+    "gptq_int4": 1, "gptq_int4_zp": 1, "gptq_int4_zp_v2": 1,
+    "awq_int4": 2,
+}  # fmt: skip
 
 #: Most rows of x. Beyond them a tile of the weight would be read more than once; other backends do
 #: better there.
@@ -58,6 +70,12 @@ MAX_ROWS = 64
 #: Most rows of x of the family `rows`: each row of x times each weight row of a warp is an
 #: accumulator.
 FEW_ROWS = 8
+#: Most rows of x of the family `packed`: each weight row of a warp times each is an accumulator.
+PACKED_ROWS = 16
+#: Elements of K that `packed` takes at once, and rows that its loads of transposed weights need.
+PACKED_K, PACKED_N = 128, 8
+#: Most elements of a packed weight, whose offsets have 32 bits.
+MAX_PACKED = 1 << 34
 #: Most threads of a block.
 MAX_THREADS = 1024
 #: Most splits of K: adding more partials would take longer than the products.
@@ -138,6 +156,43 @@ def rows_fault(shape: Shape) -> str | None:
     return None
 
 
+def order_of(shape: Shape) -> int:
+    """Return the number of the order of a packed weight's codes; see `ORDERS`."""
+    return ORDERS[format_of(shape).name]
+
+
+def group_of(shape: Shape) -> int:
+    """Return the elements of K that share a scale of a packed weight; 0 for the whole row."""
+    return int(shape["w_group"])
+
+
+def depth_of_step(shape: Shape) -> int:
+    """Return the elements of K of a step of `packed`: integers of one scale, at most `PACKED_K`."""
+    return min(group_of(shape) or PACKED_K, PACKED_K) if format_of(shape).scale == () else PACKED_K
+
+
+def _format_fault(shape: Shape, device: Device) -> str | None:
+    """Return why `packed` does not serve the format or its sizes."""
+    form = format_of(shape)
+    if ARCHITECTURES[device.gfx].matrix not in ("mma", "wgmma", "tcgen05"):
+        return f"{FORMATTED} needs NVIDIA's mma (got {device.gfx})"
+    if form.name not in ORDERS:
+        return f"{FORMATTED}: format must be one of {', '.join(ORDERS)} (got {form.name})"
+    if form.scale and shape.dtype != "bf16":
+        return f"{form.name}: x must be bf16, which holds each value times its scale (got {shape.dtype})"
+    if form.scale and "fp8_e4m3fn" in form.scale and not ARCHITECTURES[device.gfx].fp8:
+        return f"{form.name}: {device.gfx} has no fp8, which its scales are"
+    if shape.m > PACKED_ROWS:
+        return f"{FORMATTED}: M must be at most {PACKED_ROWS} (got {shape.m})"
+    if shape.n * shape.k > MAX_PACKED:
+        return f"{form.name}: N x K must be at most {MAX_PACKED} (got {shape.n} x {shape.k})"
+    if shape.k % (step := depth_of_step(shape)):
+        return f"{form.name}: K must be a multiple of {step} (got {shape.k})"
+    if ORDERS[form.name] and shape.n % PACKED_N:
+        return f"{form.name}: N must be a multiple of {PACKED_N} (got {shape.n})"
+    return None if shape.layout == "row" else f"{form.name}: the weight must be as the checkpoint has it (got layout {shape.layout!r})"
+
+
 def _operand_fault(shape: Shape, device: Device) -> str | None:
     dtypes, scales = OPS[shape.op]
     if shape.dtype not in dtypes:
@@ -147,6 +202,8 @@ def _operand_fault(shape: Shape, device: Device) -> str | None:
         return f"fp8 on {device.gfx} must be {native} (got {shape.dtype})" if native else f"{device.gfx} has no fp8 (got {shape.dtype})"
     if shape.scale not in scales:
         return f"{shape.op}: scales must be {' or '.join(scales)} (got {shape.scale})"
+    if shape.op == FORMATTED and (fault := _format_fault(shape, device)):
+        return fault
     if shuffled_rows(shape.layout) < 0:
         return f"weight layout must be row or an AITER order (got {shape.layout!r})"
     if batches_of(shape) > MAX_BATCHES:

@@ -11,6 +11,8 @@ splits of K meet in a cluster of blocks (``_c``).
 In ``wgmma_r1_n1w2x1u2a4``, ``n`` is the 64-row tiles of a group of four warps; ``w`` and ``x``
 count such groups. Both operands come through the ring.
 
+In ``packed_r1_n2w2x4u2``, ``n`` is the 16-row tiles of a warp; x is always in shared memory.
+
 M is not part of a name: it follows from the shape. The width of a load follows from K.
 """
 
@@ -143,12 +145,37 @@ class Wgmma(_Block):
         return 4 * self.warps_n * self.warps_k
 
 
-#: Parameters that a solution name stands for.
-KernelConfig = Rows | Tiles | Wgmma
+@attrs.frozen(cache_hash=True)
+class Packed(_Block):
+    """Products of the matrix units with a weight of 4 bits, which a lane unpacks in registers.
 
-FAMILIES: tuple[type[KernelConfig], ...] = (Rows, Tiles, Wgmma)
-_SIZES, _SHARED = "_r{revision}_n{n_each}w{warps_n}x{warps_k}u{unroll}[a{stages}]", "[_s?x_shared]"
-_FORMS = {kind: KernelName(kind.family + _SIZES + _SHARED * (kind is not Wgmma) + "[_c?cluster]", "revision") for kind in FAMILIES}
+    Attributes:
+        n_each: tiles of 16 weight rows of a warp.
+        warps_n, warps_k, cluster: as `Rows`.
+        unroll: steps whose loads are in flight together, while as many are multiplied.
+    """
+
+    family: ClassVar[str] = "packed"
+    unit: ClassVar[int] = 16
+    x_shared: ClassVar[bool] = True
+    stages: ClassVar[int] = 0
+    n_each: int = _among(1, 2, 4)
+    warps_n: int = _among(1, 2, 4, 8)
+    warps_k: int = _among(1, 2, 4, 8, 16)
+    unroll: int = _among(1, 2, 4)
+    cluster: bool = attrs.field(default=False, metadata={"ladder": (False, True)})
+
+
+#: Parameters that a solution name stands for.
+KernelConfig = Rows | Tiles | Wgmma | Packed
+
+FAMILIES: tuple[type[KernelConfig], ...] = (Rows, Tiles, Wgmma, Packed)
+_RING, _SHARED = "[a{stages}]", "[_s?x_shared]"
+_PARTS = {Rows: _RING + _SHARED, Tiles: _RING + _SHARED, Wgmma: _RING, Packed: ""}
+_FORMS = {
+    kind: KernelName(kind.family + "_r{revision}_n{n_each}w{warps_n}x{warps_k}u{unroll}" + parts + "[_c?cluster]", "revision")
+    for kind, parts in _PARTS.items()
+}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -162,7 +189,8 @@ def parse_name(name: str) -> KernelConfig:
         if fields := form.parse(name):
             if (revision := fields.pop("revision")) != REVISION:
                 raise PluginError(f"skinny kernel {name!r}: revision must be {REVISION} (got {revision}); tune again")
-            return family(**{"stages": 0, **fields})
+            without_ring = {"stages": 0} if "stages" in attrs.fields_dict(family) else {}
+            return family(**without_ring | fields)
     raise PluginError(f"skinny has no kernel {name!r}; names look like {EXAMPLES}")
 
 

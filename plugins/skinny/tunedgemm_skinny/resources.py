@@ -5,21 +5,24 @@ from __future__ import annotations
 import math
 
 from tunedgemm.plugin import Shape
-from tunedgemm.tools.launching import ARCHITECTURES
+from tunedgemm.tools.launching import ARCHITECTURES, format_of
 
 from tunedgemm_skinny.limits import (
+    FORMATTED,
     MAX_SPLITS,
     MAX_THREADS,
     batches_of,
     columns_of,
     depth_of,
+    depth_of_step,
     has_tiles,
+    order_of,
     rows_fault,
     weight_of,
     width_of,
     x_pieces,
 )
-from tunedgemm_skinny.names import KernelConfig, Rows, Tiles, Wgmma
+from tunedgemm_skinny.names import KernelConfig, Packed, Rows, Tiles, Wgmma
 
 #: Rows of x of the matrix instructions that take fp8 converted to fp16.
 _HALVES = 8
@@ -68,8 +71,10 @@ def span_of(kernel: KernelConfig, shape: Shape, gfx: str) -> int:
     """Return the weight elements along K that a warp has in flight.
 
     They are `unroll` steps of 16 bytes per lane in `rows`, per four lanes in `tiles`, and of 128
-    bytes in `wgmma`.
+    bytes in `wgmma`. A step of `packed` follows from the format.
     """
+    if isinstance(kernel, Packed):
+        return kernel.unroll * depth_of_step(shape)
     if isinstance(kernel, Wgmma):
         return kernel.unroll * _WGMMA_STEP // width_of(weight_of(shape))
     groups = ARCHITECTURES[gfx].warp_size if isinstance(kernel, Rows) else 4
@@ -98,6 +103,9 @@ def shared_bytes(kernel: KernelConfig, splits: int, shape: Shape, gfx: str) -> i
     sums = 4 * kernel.warps_k * rows * (kernel.per_block + (0 if isinstance(kernel, Rows) else 4))
     if isinstance(kernel, Wgmma):
         return max(kernel.stages * width * kernel.warps_k * span * (kernel.per_block + rows), sums)
+    if isinstance(kernel, Packed):
+        pieces = ceil_div(share, 64) * 8 + 4  # `stride` of ``kernels/packed.h``
+        return max(PIECE * shape.m * pieces, sums)
     if isinstance(kernel, Rows):
         length = ceil_div(share * width, PIECE) * PIECE
     else:
@@ -126,6 +134,8 @@ def registers(kernel: KernelConfig, shape: Shape, gfx: str) -> int:
     if isinstance(kernel, Wgmma):
         own_sums = rows // 2 if shape.dtype.startswith("fp8") else 0
         return kernel.n_each * (rows // 2 + own_sums + 8) + (rows // 2 if shape.scale == "block" else 0) + 48
+    if isinstance(kernel, Packed):
+        return _registers_of_packed(kernel, rows // columns, shape)
     parts = piece_of(weight_of(shape)) // vec_of(shape)  # loads per piece
     if kernel.stages:
         loads = 4 * mine * min(kernel.unroll, 4) + (parts - 1) * mine * kernel.unroll
@@ -144,10 +154,22 @@ def registers(kernel: KernelConfig, shape: Shape, gfx: str) -> int:
     return 4 * kernel.n_each * tiles + loads + widened + blocks + 2 * (mine + tiles) + 32
 
 
+def _registers_of_packed(kernel: Packed, tiles: int, shape: Shape) -> int:
+    """Estimate the same for `packed`: sums, those of a step of integers, two turns of loads, x."""
+    integers = not format_of(shape).scale
+    halves = 2 * kernel.n_each
+    loads = 2 * kernel.unroll * halves * (depth_of_step(shape) // 32 + 1)
+    return (4 + 4 * integers) * kernel.n_each * tiles + loads + 4 * tiles + halves + 40
+
+
 def unfit(kernel: KernelConfig, splits: int, shape: Shape, gfx: str) -> str | None:
     """Return why the kernel cannot serve the shape on the architecture; None where it can."""
     if (threads := threads_of(kernel, gfx)) > MAX_THREADS:
         return f"{kernel.name}: threads of a block must be at most {MAX_THREADS} (got {threads} on {gfx})"
+    if isinstance(kernel, Packed) is not (shape.op == FORMATTED):
+        return f"{kernel.name}: {FORMATTED}, and no other op, needs the family packed (got {shape.op})"
+    if isinstance(kernel, Packed) and kernel.n_each % (1, 2, 4)[order_of(shape)]:
+        return f"{kernel.name}: n must be at least {(1, 2, 4)[order_of(shape)]} for {format_of(shape).name}"
     if isinstance(kernel, Wgmma) and ARCHITECTURES[gfx].matrix != "wgmma":
         return f"{kernel.name}: wgmma needs sm_90 (got {gfx})"
     if not isinstance(kernel, Rows) and not has_tiles(gfx):

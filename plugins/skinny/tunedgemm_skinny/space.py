@@ -16,7 +16,7 @@ from tunedgemm.tools.launching import ARCHITECTURES, sum_order
 
 from tunedgemm_skinny.cost import cost_of
 from tunedgemm_skinny.limits import batches_of, depth_of, weight_of
-from tunedgemm_skinny.names import FAMILIES, KernelConfig, Wgmma, parse_name
+from tunedgemm_skinny.names import FAMILIES, KernelConfig, Packed, Wgmma, parse_name
 from tunedgemm_skinny.resources import ceil_div, per_split, registers, span_of, threads_of, unfit
 
 #: Most solutions of a shape.
@@ -32,13 +32,14 @@ _LISTED: dict[str, dict[str, tuple[int, ...]]] = {
     "rows": {"n_each": (1, 2, 4), "warps_n": (1, 4), "warps_k": (1, 4), "unroll": (1, 2), "stages": (0, 3)},
     "tiles": {"n_each": (1, 2), "warps_n": (1, 4), "warps_k": (1, 4), "unroll": (1, 4), "stages": (0, 3)},
     "wgmma": {"n_each": (1,), "warps_n": (1, 2), "warps_k": (1, 2), "unroll": (1, 2), "stages": (4, 8)},
+    "packed": {"warps_n": (1, 2, 4), "warps_k": (2, 4, 8), "unroll": (1, 2)},
 }
 #: Most warps of a block.
 _WARPS = 16
 #: Least and usual warps per multiprocessor, over all blocks; fast kernels on an H200 had so many. A
 #: kernel with fewer than the least is split further, until K is too short. Splits stop at the
 #: usual.
-_RESIDENT = {"rows": (8, 32), "tiles": (3, 12), "wgmma": (3, 8)}
+_RESIDENT = {"rows": (8, 32), "tiles": (3, 12), "wgmma": (3, 8), "packed": (8, 32)}
 #: K below which kernels without splits are always tried.
 _SHORT = 2048
 #: Best kernels of a family whose neighbours are tried, and rounds of that.
@@ -133,9 +134,9 @@ def order_of(kernel: KernelConfig, splits: int, shape: Shape, gfx: str) -> str:
 
     Warps along K take spans in turn, so only one group of wgmma warps has the order of other
     backends. Lanes, warps and splits meet in a fixed order whatever the rows of a warp. The last
-    scale and the bias are one fused multiply-add. mxfp4 has no name.
+    scale and the bias are one fused multiply-add. mxfp4 and `packed` have no name.
     """
-    if weight_of(shape) == "fp4x2":
+    if weight_of(shape) == "fp4x2" or isinstance(kernel, Packed):
         return ""
     part = per_split(kernel, splits, shape, gfx)
     if isinstance(kernel, Wgmma) and kernel.warps_k == 1:

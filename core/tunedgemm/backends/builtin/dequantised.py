@@ -51,6 +51,8 @@ def _dequantised(shape: Shape, device: Device) -> Callable[..., Any]:
         if not form.has_global:
             return product("a16w16", x, values, bias, otype=out_dtype)
         out = product("a16w16", x, values, otype=torch.float32)
+        if bias is None and out_dtype is not torch.float32:  # rounded in the same pass over the output
+            return torch.mul(out, operands[4], out=torch.empty_like(out, dtype=out_dtype))
         return finish(out.mul_(operands[4]), bias, out_dtype, (*x.shape[:-1], n))
 
     return dequantised

@@ -27,10 +27,13 @@ typedef u16 Out;
 DEVICE Out out_of(float sum) { return OUT == 0 ? bfloat_of(sum) : half_of(sum); }
 #endif
 
-// Applies the scales of x and of the weight: SCALE 1 one each, 2 one per row.
+// Applies the scales of x and of the weight: SCALE 1 one each, 2 one per row; the global scale of e2m1
+// with scales of e4m3, which `packed` divides by 2^8.
 DEVICE float scaled(const Args &args, long long row, long long column, Sum sum) {
 #if SCALE == 1 || SCALE == 2
     return (float)sum * scale_at(args.x_scale, SCALE == 2 ? row : 0) * scale_at(args.w_scale, SCALE == 2 ? column : 0);
+#elif defined(FAMILY_packed) && E2M1 == 1
+    return (float)sum * 256.0f * scale_at(args.x_scale, 0);
 #else
     return (float)sum;
 #endif

@@ -54,7 +54,9 @@ typedef float Sum;
 #define STEP (8 * PIECE)    // elements of K in a step of a group
 #else
 #define THREADS (WAVE * WARPS_N * WARPS_K)
-#ifdef FAMILY_tiles
+#ifdef FAMILY_packed
+#define EACH (16 * N_EACH)
+#elif defined(FAMILY_tiles)
 #define EACH (16 * N_EACH)  // weight rows of a warp
 #define STEP (4 * PIECE)    // elements of K in a step of a warp
 #else
