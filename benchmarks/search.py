@@ -21,12 +21,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +38,13 @@ from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device, current_device
 from tunedgemm.shape import Shape
-from tunedgemm.testing.replay import ScreenReplay, read_times
+from tunedgemm.solution import Solution
+from tunedgemm.testing.replay import read_times
+from tunedgemm.timing import Timing
 from tunedgemm.tuner import tune
-from tunedgemm.tuner.trial import Options, Outcome, Planned
+from tunedgemm.tuner.screen import screen
+from tunedgemm.tuner.search import FULL, QUICK, Further
+from tunedgemm.tuner.trial import Options, Outcome, Planned, Samples
 from tuner import PAIRED, against, caches, winners
 
 RESULTS = Path(__file__).parent / "results"
@@ -52,6 +58,67 @@ LIKE = {
     "a8w8": _FP8,
     "a8w8_blockscale": attrs.evolve(_FP8, op="a8w8_blockscale", scale="block", extra={"scale_order": "m_major_padded"}),
 }
+
+
+@attrs.define
+class ScreenReplay:
+    """The screen of one shape over recorded times: backends list and refine, the log times.
+
+    Attributes:
+        shape, device: the shape, and the device of the log.
+        times: as of `read_times`.
+        backends: those to search if the log times some of their solutions; they need no device.
+        search: as of `Options`.
+        tried: number of solutions of each libtype that were compiled, with or without a time.
+    """
+
+    shape: Shape
+    device: Device
+    times: Mapping[tuple[str, str, int], float]
+    backends: Sequence[Backend]
+    search: str = "quick"
+    tried: Counter[str] = attrs.field(factory=Counter, init=False)
+    _seen: set[Solution] = attrs.field(factory=set, init=False)
+
+    def run(self) -> float:
+        """Return the microseconds of the fastest solution that the screen finds; infinity if none."""
+        logged = [backend for backend in self.backends if any(libtype == backend.libtype for libtype, *_ in self.times)]
+        quick = frozenset(b.libtype for b in logged if self.search == "quick" and b.is_ranked(self.shape.op, self.device))
+        lists = dict[str, tuple[Sequence[Solution], Sequence[Solution]]]()
+        for backend in logged:
+            search = QUICK if backend.libtype in quick else FULL
+            lists[backend.libtype] = search.split(backend.solutions(self.shape, self.device)[: search.most or None])
+
+        def rest(libtypes: Collection[str], _: Sequence[Solution]) -> list[Solution]:
+            return self._timed([solution for libtype, (_, more) in lists.items() if libtype in libtypes for solution in more])
+
+        checked = self._timed([solution for first, _ in lists.values() for solution in first])
+        further = Further(self._neighbours, rest, quick)
+        rough = screen(self.shape, checked, self._sample, Options().topk, further, 0.0).rough
+        return min(rough.values(), default=math.inf)
+
+    def _timed(self, solutions: Sequence[Solution]) -> list[Solution]:
+        """Count solutions as compiled; return those with a time."""
+        fresh = [solution for solution in dict.fromkeys(solutions) if solution not in self._seen]
+        self._seen.update(fresh)
+        self.tried.update(solution.libtype for solution in fresh)
+        return [solution for solution in fresh if _key(solution) in self.times]
+
+    def _neighbours(self, leaders: Sequence[Solution]) -> list[Solution]:
+        by_libtype = {backend.libtype: backend for backend in self.backends}
+        fresh = dict[str, dict[Solution, None]]()
+        for leader in leaders:
+            near = by_libtype[leader.libtype].refine(leader, self.shape, self.device)
+            fresh.setdefault(leader.libtype, {}).update((other, None) for other in near if other not in self._seen)
+        quick = QUICK if self.search == "quick" else FULL
+        return self._timed([solution for near in fresh.values() for solution in list(near)[: quick.near or None]])
+
+    def _sample(self, solutions: Sequence[Solution], rounds: int) -> dict[Solution, Samples | Timing]:
+        return {solution: Samples((self.times[_key(solution)],) * rounds) for solution in solutions}
+
+
+def _key(solution: Solution) -> tuple[str, str, int]:
+    return solution.libtype, solution.kernel_name, solution.split_k
 
 
 @attrs.frozen

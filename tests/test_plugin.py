@@ -25,7 +25,7 @@ read_regular read_trusted replace_file signature_required
 """,
     tables: """
 KernelName Options Outcome Planned Progress Row Table console named_file op_named op_of_file ops read_log read_rows
-shape_of_texts shuffle_weight summary tune upsert
+shape_of_texts shuffle_weight stated_cells summary tune upsert
 """,
 }
 

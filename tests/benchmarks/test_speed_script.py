@@ -42,21 +42,6 @@ def test_winners_and_compiled_arms_alternate(as_module: Callable[[Path], ModuleT
     assert "| 5 | 48 x 64 | `torch:bmm` |" in (tmp_path / "speed.md").read_text()
 
 
-def test_winners_of_rivals_are_timed(as_module: Callable[[Path], ModuleType], tmp_path: Path) -> None:
-    """A rival's row is an arm under its backend's name; a table without the shape is none."""
-    shapes, device, op = [Shape("a16w16", m, 48, 64) for m in (5, 6)], device_of(-1), op_named("a16w16")
-    for name, shape in (("tuned", shapes[0]), ("rival", shapes[0]), ("other", shapes[1])):
-        row = Row(shape=shape, gfx=device.gfx, cu_num=device.cu_num, device=device.name, solution=Solution("torch", "bmm"), us=1.0)
-        write_rows(tmp_path / f"{name}.csv", op, [row])
-    words = ["--table", str(tmp_path / "tuned.csv"), "--shapes", "5,48,64", "--rounds", "3", "-o", str(tmp_path)]
-    assert as_module(BENCHMARKS / "speed.py").main(
-        [*words, "--rivals", *(str(tmp_path / f"{name}.csv") for name in ("rival", "other"))]
-    ) in (0, 1)
-    [result] = json.loads((tmp_path / "speed.json").read_text())["results"]
-    assert {name: len(samples) for name, samples in result["samples"].items()} == dict.fromkeys(("default", "again", "tuned", "torch"), 3)
-    assert len(result["over_torch"]) == 3
-
-
 def test_a_class_is_timed_next_to_the_unconstrained_winner(as_module: Callable[[Path], ModuleType], tmp_path: Path) -> None:
     """The class's row serves in the mode, the other table's outside it, and the cost is the ratio of both."""
     shape, device, op = Shape("a16w16", 5, 48, 64), device_of(-1), op_named("a16w16")

@@ -80,7 +80,7 @@ def test_every_op_is_explained_in_its_tables_texts(name: str, capsys: pytest.Cap
         ),
         (["explain", "1,2,3,4,5", "--op", "batched_bf16"], "too many sizes for batched_bf16 (got 5); its key is B, M, N, K"),
         (["explain", "1,2,3", "--set", "expert=8"], "a16w16 has no column 'expert'; use M, N, K"),
-        (["explain", "1,2,3", "--set", "bias"], "--set: expected COLUMN=TEXT"),
+        (["explain", "1,2,3", "--set", "bias"], "--set: must be COLUMN=TEXT"),
         (["explain", "1,2", "--op", "fmoe"], "expected three sizes or more, token,model_dim,inter_dim, or FILE:LINE"),
         (["explain", "1,2,3,8,2", "--op", "fmoe", "--set", "q_type=QuantType.per_1x31"], "QuantType.per_1x31"),
         (["explain", "{shapes}:9", "--op", "a8w8"], "no shape in line 9; use a line from 2 to 2"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -225,17 +224,3 @@ def test_an_outdated_copy_of_the_callers_raises(layout: str) -> None:
             tunedgemm.gemm_a16w16(x, weight, shuffled_weight=shuffled)
     shuffled.data = tunedgemm.shuffle_weight(weight, layout)
     near(tunedgemm.gemm_a16w16(x, weight, shuffled_weight=shuffled), torch._C._nn.linear(x, weight))
-
-
-def test_a_shuffled_weight_alone_follows_or_raises(layout: str, gpu_change: Callable[..., object]) -> None:
-    """A layer with one memory becomes plain with a plain parameter, or raises; it has one value."""
-    layer = torch.nn.Linear(K, N, bias=False, dtype=BF16, device="cuda").requires_grad_(False)
-    x = drawn(7, MANY)
-    assert tunedgemm.convert(layer, shuffle=layout).shuffled == ("",)
-    with contextlib.suppress(OperandError, RuntimeError):
-        gpu_change(layer, drawn(2))
-    weight = layer.weight
-    present = tunedgemm.unshuffle_weight(weight) if hasattr(weight, "layout_name") else weight
-    with torch.no_grad():
-        if not present.isnan().any():  # memory of a resized storage
-            near(layer(x), torch._C._nn.linear(x, present))

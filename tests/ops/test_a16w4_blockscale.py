@@ -12,7 +12,7 @@ from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.accuracy import error_ratio, worst_row_error
 from tunedgemm.ops.formats.mxfp4 import per_1x32_f4_quant
-from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight
+from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import infer_op
 from tunedgemm.testing.listed import listed
@@ -114,20 +114,6 @@ class TestReference:
         assert out.tolist() == [[group * value + bias for value, bias in zip(row, (0.0, 1.0, 2.0), strict=True)] for row in wanted]
 
 
-def test_inputs():
-    """Inputs are x in its dtype, all e2m1 values, and scales in the layout's order."""
-    x, weight, w_scale = OP.make_inputs(shape(17, 48, 320, dtype="fp16"), CPU, 0)
-    assert [(each.shape, each.dtype) for each in (x, weight, w_scale)] == [
-        ((17, 320), torch.float16), ((48, 160), FP4), ((48, 10), E8M0),
-    ]  # fmt: skip
-    codes = weight.view(torch.uint8)
-    assert len((codes & 15).unique()) == len((codes >> 4).unique()) == 16
-    assert len(w_scale.view(torch.uint8).unique()) >= 3
-    x, weight, w_scale = OP.make_inputs(shape(17, 48, 320, "aiter16x16"), CPU, 0)
-    assert isinstance(weight, ShuffledWeight)
-    assert w_scale.shape == (256, 16)
-
-
 @listed("outdtype", ["bf16", "fp16", "fp32"])
 def test_activations_rounded_to_mxfp4_are_outside_the_tolerance(outdtype):
     """A kernel that rounds x to the weight's format computes another op."""
@@ -185,13 +171,3 @@ class TestFunction:
         operands = OP.make_inputs(shape(2, 32, 64, layout), CPU, 0)
         with pytest.raises(OperandError, match=re.escape(f"a16w4_blockscale: {message}")):
             TunedGemm().gemm_a16wfp4(*operands, **fields)
-
-    def test_gradients_reach_the_activations(self):
-        """The weight has none; that of x is the weight times the output's."""
-        which = shape(3, 16, 64)
-        x, weight, w_scale = OP.make_inputs(which, CPU, 1)
-        x.requires_grad_()
-        TunedGemm().gemm_a16wfp4(x, weight, w_scale).sum().backward()
-        identity = torch.eye(64).bfloat16()
-        wanted = OP.reference(shape(64, 16, 64), (identity, weight, w_scale)).sum(-1)
-        torch.testing.assert_close(x.grad.double(), wanted.expand(3, 64), rtol=2**-7, atol=0.1)

@@ -6,13 +6,11 @@ import attrs
 import pytest
 import torch
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
-from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import op_named
-from tunedgemm.ops.accuracy import error_ratio, worst_row_error
-from tunedgemm.ops.formats.mxfp4 import dequant_fp4
+from tunedgemm.ops.accuracy import worst_row_error
 from tunedgemm.ops.formats.scales import shuffle_scale
-from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight
+from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.ops.scale_order import scale_order
 from tunedgemm.shape import Shape
 from tunedgemm.testing.listed import listed
@@ -121,45 +119,6 @@ class TestReference:
         """A weight that is 1 at the even places and 0 at the odd ones sums the low nibbles."""
         weight = torch.full((1, 16), 0x02, dtype=torch.uint8)
         assert OP.reference(shape(1, 1, 32), (fp4(1, 16), weight, ones(1, 1), ones(1, 1))).item() == 16 * 0.5
-
-    def test_shuffled_is_plain_in_another_order(self):
-        """A shuffled weight with shuffled scales gives what the plain operands give."""
-        plain = shape(300, 272, 320)
-        x, weight, x_scale, w_scale = OP.make_inputs(plain, CPU, 5)
-        wanted = OP.reference(plain, (x, weight, x_scale, w_scale))
-        operands = (x, shuffle_weight(weight), shuffle_scale(x_scale), shuffle_scale(w_scale))
-        assert OP.shape_of(*operands) == attrs.evolve(plain, layout="aiter16x16")
-        assert torch.equal(OP.reference(attrs.evolve(plain, layout="aiter16x16"), operands), wanted)
-
-
-def test_inputs():
-    """Inputs hold all e2m1 values, and e8m0 scales of several sizes in the layout's order."""
-    x, weight, x_scale, w_scale = OP.make_inputs(shape(17, 48, 320), CPU, 0)
-    assert [(each.shape, each.dtype) for each in (x, weight, x_scale, w_scale)] == [
-        ((17, 160), FP4), ((48, 160), FP4), ((17, 10), E8M0), ((48, 10), E8M0),
-    ]  # fmt: skip
-    codes = weight.view(torch.uint8)
-    assert len((codes & 15).unique()) == len((codes >> 4).unique()) == 16
-    assert len(w_scale.view(torch.uint8).unique()) >= 3
-    x, weight, x_scale, w_scale = OP.make_inputs(shape(17, 48, 320, "aiter16x16"), CPU, 0)
-    assert isinstance(weight, ShuffledWeight)
-    assert (x_scale.shape, w_scale.shape) == ((256, 16), (256, 16))
-
-
-@listed("outdtype", ["bf16", "fp16", "fp32"])
-def test_a_float32_sum_is_well_inside_the_tolerance(outdtype):
-    """A float32 sum, rounded once, uses under half of the tolerance;
-    bf16 holds the operands exactly."""
-    which = shape(32, 48, 2048, outdtype=outdtype)
-    x, weight, x_scale, w_scale = OP.make_inputs(which, CPU, 3)
-    left, right = dequant_fp4(x, x_scale, torch.bfloat16).float(), dequant_fp4(weight, w_scale, torch.bfloat16).float()
-    out, reference, tolerance = (
-        (left @ right.T).to(torch_dtype(outdtype)),
-        OP.reference(which, (x, weight, x_scale, w_scale)),
-        OP.tolerance(which),
-    )
-    assert error_ratio(out, reference, tolerance) == 0.0
-    assert worst_row_error(out, reference) < tolerance.row_error / 2
 
 
 def test_bytes_moved():

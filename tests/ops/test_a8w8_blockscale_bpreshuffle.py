@@ -10,7 +10,6 @@ from tunedgemm.ops import op_named
 from tunedgemm.ops.accuracy import worst_row_error
 from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight
 from tunedgemm.shape import Shape
-from tunedgemm.table.row import shape_cells
 
 OP = op_named("a8w8_blockscale_bpreshuffle")
 PLAIN = op_named("a8w8_blockscale")
@@ -47,18 +46,6 @@ class TestShapeOf:
         """A plain weight, and scales of ambiguous memory order, are refused."""
         with pytest.raises(OperandError, match=f"^a8w8_blockscale_bpreshuffle: .*{message}"):
             OP.shape_of(fp8(6, 288), weight, x_scale, torch.ones(2, 3))
-
-
-class TestColumns:
-    """From a row of AITER's tables to a shape, and back."""
-
-    def test_a_row_of_aiter(self):
-        """M, N and K mean fp8 of the row's gfx, bf16 out and layout (16, 16)."""
-        row = {"M": "16", "N": "512", "K": "7168"}
-        for gfx, dtype in (("gfx942", "fp8_e4m3fnuz"), ("gfx950", "fp8_e4m3fn"), ("", "fp8_e4m3fn")):
-            shape = OP.columns.parse({**row, "gfx": gfx})
-            assert (shape.layout, shape.dtype, shape.outdtype) == ("aiter16x16", dtype, "bf16")
-            assert {name: text for name, text in shape_cells(shape, OP, gfx).items() if text} == row
 
 
 def test_the_reference_is_that_of_plain_operands():

@@ -7,7 +7,7 @@ from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.accuracy import worst_row_error
-from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled, shuffle_weight
+from tunedgemm.ops.formats.shuffle import as_shuffled, shuffle_weight
 from tunedgemm.shape import Shape
 from tunedgemm.testing.listed import listed
 
@@ -48,28 +48,6 @@ class TestShapeOf:
         weight = shuffle_weight(torch.ones(32, 64, dtype=torch.int8), (32, 16))
         with pytest.raises(OperandError, match="for a weight padded in K, pad x with zeros to K=64, too"):
             OP.shape_of(torch.ones(2, 50, dtype=torch.int8), weight, scale(2), scale(32))
-
-
-class TestColumns:
-    """From a row of AITER's tables to a shape, and back."""
-
-    @listed("dtype", ["torch.int8", "torch.float8_e4m3fn"])
-    def test_the_layout_of_aiters_rows(self, dtype):
-        """AITER's kernels take fp8 and int8 in (16, 16)."""
-        row = {"M": "16", "N": "512", "K": "7168", "q_dtype_w": dtype}
-        shape = OP.columns.parse(row)
-        assert shape.layout == "aiter16x16"
-        assert {name: text for name, text in OP.columns.format(shape).items() if text} == row
-
-
-def test_the_reference_is_that_of_the_plain_weight():
-    """Shuffling moves bytes and changes no result."""
-    shape = Shape("a8w8_bpreshuffle", 7, 64, 96, "fp8_e4m3fn", "bf16", scale="row", layout="aiter16x16")
-    shuffled = OP.make_inputs(shape, CPU, 5)
-    plain = PLAIN.make_inputs(attrs.evolve(shape, op="a8w8", layout="row"), CPU, 5)
-    assert isinstance(shuffled[1], ShuffledWeight)
-    assert not torch.equal(shuffled[1].plain.view(torch.uint8), plain[1].view(torch.uint8))
-    assert torch.equal(OP.reference(shape, shuffled), PLAIN.reference(shape, plain))
 
 
 class TestFunctions:

@@ -1,6 +1,5 @@
 """Batched products in 16 and in 8 bits: operands, columns, reference and functions."""
 
-import attrs
 import pytest
 import torch
 from tunedgemm.dispatch.dispatcher import Dispatcher
@@ -196,12 +195,3 @@ class TestFunctions:
 
         assert (x[0].stride(), x.is_contiguous()) == ((1, 1), True)
         assert (out.double() - expected).norm() < 0.01 * expected.norm()
-
-
-@BOTH
-def test_large_shapes_have_rows(op, plain):
-    """Shapes meant for a GPU are of this op, and AITER's columns hold them."""
-    assert op.large
-    for shape in op.large:
-        assert op.columns.parse({c: t for c, t in op.columns.format(shape).items() if t}) == shape
-        assert attrs.evolve(shape, m=1) not in op.large

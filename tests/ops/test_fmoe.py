@@ -10,7 +10,7 @@ from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import op_named
-from tunedgemm.ops.fmoe import ActivationType, QuantType
+from tunedgemm.ops.fmoe import ActivationType
 from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.ops.scale_order import scale_order
 from tunedgemm.testing.fakes import fake_backend, fake_registry
@@ -43,19 +43,6 @@ TENSOR = {"q_type": "QuantType.per_Tensor"}
 
 class TestShapeOf:
     """From the operands of a call to its shape."""
-
-    def test_every_example_and_its_fields(self):
-        """Tokens are M, model_dim N and inter_dim K;
-        fields that the operands do not determine are passed by name."""
-        shape, operands = inputs()
-        assert (shape.m, shape.n, shape.k, shape.dtype, shape.outdtype) == (4, 128, 64, "bf16", "bf16")
-        assert OP.shape_of(*operands, quant_type=QuantType.per_Token) == shape
-        assert dict(shape.extra) == {
-            "expert": 8, "topk": 2, "act": "silu", "q_dtype_a": "fp8_e4m3fn", "q_dtype_w": "fp8_e4m3fn", "q_type": "per_Token",
-            "g1u1": True, "doweight_stage1": False,
-        }  # fmt: skip
-        other = OP.shape_of(*operands, otype=torch.float16, activation=1, quant_type=2, doweight_stage1=True)
-        assert (other.outdtype, other["act"], other["doweight_stage1"]) == ("fp16", "gelu", True)
 
     @listed("cells", [TENSOR, {}, BLOCK, FP4], ids=lambda cells: cells.get("q_type", "QuantType.per_Token"))
     def test_scales_in_every_form(self, cells):
@@ -366,34 +353,3 @@ class TestWork:
             shape = shape_from(token=str(tokens), **cells)
             assert OP.bytes_moved(shape) == hit * expert + tokens * (2 * 128 + 2 * 128 + 2 * 8)
             assert OP.bytes_moved(attrs.evolve(shape, layout="aiter16x16")) == OP.bytes_moved(shape)
-
-
-class TestInputs:
-    """Random operands of a shape."""
-
-    def test_routing(self):
-        """Each token has topk distinct experts, and weights that add up to one."""
-        _, operands = inputs(token="50", topk="5")
-        weight, ids = operands[3:5]
-        assert all(len(set(row)) == 5 and 0 <= min(row) <= max(row) < 8 for row in ids.tolist())
-        assert torch.allclose(weight.sum(-1), torch.ones(50))
-        assert (weight > 0).all()
-
-    def test_some_experts_have_no_token(self):
-        """Few tokens leave experts out, as in decoding."""
-        _, operands = inputs(token="1")
-        assert len(set(operands[4].flatten().tolist())) == 2
-
-    def test_experts_differ(self):
-        """No expert has the weights of another."""
-        _, operands = inputs(**PLAIN)
-        for weight in operands[1:3]:
-            assert len({tuple(one.flatten().tolist()) for one in weight}) == 8
-
-    def test_shuffled_where_the_shape_says_so(self):
-        """Weights know their layout; mxfp4's scales are padded and in AITER's order."""
-        shape = OP.columns.parse({**ROW, **FP4})
-        operands = OP.make_inputs(shape, CPU, 0)
-        assert [getattr(operand, "layout_name", "row") for operand in operands[:3]] == ["row", "aiter16x16", "aiter16x16"]
-        assert [tuple(scale.shape) for scale in operands[5:]] == [(1024, 8), (1024, 8)]
-        assert OP.shape_of(*operands, quant_type=3) == shape

@@ -9,7 +9,6 @@ from tunedgemm.errors import OperandError
 from tunedgemm.ops import moe, op_named
 from tunedgemm.ops.accuracy import worst_row_error
 from tunedgemm.ops.formats import mxfp4, scales
-from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.ops.moe_options import parse_options
 from tunedgemm.ops.moe_words import BLOCK_ROWS
 from tunedgemm.testing.listed import listed
@@ -205,24 +204,6 @@ class TestReference:
         operands = OP.make_inputs(shape, CPU, 5)
         assert worst_row_error(OP.reference(shape, operands), by_hand(shape, operands)) <= OP.tolerance(shape).row_error / 5
 
-    @listed("shape", [shape for shape in OP.examples if shape.m and shape.layout == "row" and not shape.n % 32], ids=str)
-    def test_shuffled_weights_give_the_same(self, shape):
-        """Weights, and e8m0 scales, in AITER's order are put in order first."""
-        operands = list(OP.make_inputs(shape, CPU, 0))
-        if (
-            shape.k % 32
-            or {"gate_mode", "scale_order"} & {*dict(shape.extra)}
-            or (shape["q_type"] == "per_1x32" and (shape.n % 64 or shape.k % 64))
-        ):
-            return
-        wanted = OP.reference(shape, tuple(operands))
-        operands[1], operands[2] = shuffle_weight(operands[1]), shuffle_weight(operands[2])
-        if shape["q_type"] == "per_1x32":
-            operands[5:7] = [scales.shuffle_scale(scale.flatten(0, 1)) for scale in operands[5:7]]
-        shuffled = OP.shape_of(*operands, otype=BF16, **OP.fields(shape))
-        assert shuffled.layout == "aiter16x16"
-        assert torch.equal(OP.reference(shuffled, tuple(operands)), wanted)
-
     def test_ids_of_no_expert_add_nothing(self):
         """A slot beyond the experts is as one of weight 0."""
         shape = example(q_type="No", topk=2)
@@ -255,13 +236,4 @@ class TestReference:
         for place in (5, 6):
             turned = operands[place].view(torch.uint8 if kind == "per_1x32" else torch.float32).roll(1, 0).view(operands[place].dtype)
             wrong = OP.reference(shape, (*operands[:place], turned, *operands[place + 1 :]))
-            assert worst_row_error(wrong, reference) > OP.tolerance(shape).row_error
-
-    def test_weights_of_other_experts_change_the_result(self):
-        """With experts in another order the result of random operands is out of bounds, also for mxfp4."""
-        for kind in ("No", "per_1x32"):
-            shape = example(q_type=kind, layout="row")
-            operands = OP.make_inputs(shape, CPU, 0)
-            reference = OP.reference(shape, operands)
-            wrong = OP.reference(shape, (*operands[:4], (operands[4] + 1) % shape["expert"], *operands[5:]))
             assert worst_row_error(wrong, reference) > OP.tolerance(shape).row_error

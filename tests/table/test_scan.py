@@ -161,25 +161,6 @@ def test_the_short_form(tmp_path):
     assert len(rows) > 2
 
 
-def test_broken_files_give_the_same_errors(tmp_path, faults_of):
-    """A broken file raises the error of reading it, or has its rows and problems."""
-
-    def check(content):
-        file = tmp_path / "t.csv"
-        file.write_bytes(content)
-        outcomes = []
-        for read in (lambda: read_rows(file, OP)[0], lambda: list(open_source(file, OP))):
-            try:
-                outcomes.append(read())
-            except TableError as error:
-                outcomes.append(str(error))
-        assert outcomes[0] == outcomes[1]
-
-    assert not faults_of(
-        check, [b"", b"\n\n", b"M,N\n1,2\n", b"\x00\x01", b"\xff\xfe", HEADER.encode(), f"{HEADER}\n{GOOD[:40]}".encode(), b"a,a\n1,2\n"]
-    )
-
-
 def test_an_op_whose_kinds_limit_sizes(tmp_path):
     """Where some of an op's lines are refused for their sizes alone, all of them are judged."""
     for op in ops().values():

@@ -121,7 +121,7 @@ def _op_and_shape(arguments: argparse.Namespace, gfx: str) -> tuple[Op, Shape]:
 
 def _stated_columns(arguments: argparse.Namespace, op: Op) -> dict[str, str]:
     """Return the columns that flags set, with their texts."""
-    from tunedgemm.workload.lists import dtype_column
+    from tunedgemm.workload.lists import dtype_column, stated_cells
 
     stated = {}
     columns = (*op.columns.key, *op.columns.own)
@@ -130,12 +130,7 @@ def _stated_columns(arguments: argparse.Namespace, op: Op) -> dict[str, str]:
     stated |= {"outdtype": arguments.outdtype} if arguments.outdtype else {}
     stated |= {"bias": "True"} if arguments.bias else {}
     stated |= {"layout": arguments.layout} if arguments.layout and (arguments.layout != "row" or "layout" in columns) else {}
-    for text in arguments.set:
-        column, equals, value = text.partition("=")
-        if not equals:
-            raise UserError(f"--set: expected COLUMN=TEXT, such as --set {op.columns.key[-1]}=… (got {text!r})")
-        stated[column.strip()] = value.strip()
-    return stated
+    return stated | stated_cells(arguments.set)
 
 
 command = Command("explain", "show which solution serves a shape, and why others do not", _add_arguments, _run)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tunedgemm.tuner.progress import Progress
     from tunedgemm.tuner.report import summary
     from tunedgemm.tuner.trial import Outcome, Planned
-    from tunedgemm.workload.lists import op_of_file, shape_of_texts
+    from tunedgemm.workload.lists import op_of_file, shape_of_texts, stated_cells
 
 _MODULES = {
     "KernelName": "backends.kernelname",
@@ -35,7 +35,7 @@ _MODULES = {
     "Progress": "tuner.progress",
     "summary": "tuner.report",
     **dict.fromkeys(("Outcome", "Planned"), "tuner.trial"),
-    **dict.fromkeys(("op_of_file", "shape_of_texts"), "workload.lists"),
+    **dict.fromkeys(("op_of_file", "shape_of_texts", "stated_cells"), "workload.lists"),
 }
 
 __all__ = [
@@ -55,6 +55,7 @@ __all__ = [
     "read_rows",
     "shape_of_texts",
     "shuffle_weight",
+    "stated_cells",
     "summary",
     "tune",
     "upsert",

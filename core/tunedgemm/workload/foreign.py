@@ -150,9 +150,8 @@ def _tunableop(path: Path, text: str) -> _Found:
             yield "lines that are none of TunableOp's"
 
 
-def _tuning_file(path: Path, text: str) -> _Found:
+def _tuning_file(_: Path, text: str) -> _Found:
     """Read the CSV of hipBLASLt's tuning, whose header may be repeated."""
-    del path
     header: list[str] = []
     for cells in csv.reader(text.splitlines(), skipinitialspace=True):
         stripped = [cell.strip() for cell in cells]
@@ -162,9 +161,8 @@ def _tuning_file(path: Path, text: str) -> _Found:
             yield _of_library(dict(zip(header, stripped, strict=True)))
 
 
-def _bench_log(path: Path, text: str) -> _Found:
+def _bench_log(_: Path, text: str) -> _Found:
     """Read the calls that hipBLASLt and rocBLAS log as commands; each line is one call."""
-    del path
     for line in text.splitlines():
         if "blas" in line and "-bench " in line:
             try:

@@ -42,6 +42,19 @@ def is_tuned_file(path: Path) -> bool:
     return is_tuned(read_sheet(path, whole=False).columns)
 
 
+def stated_cells(texts: Iterable[str]) -> dict[str, str]:
+    """Parse the texts of ``--set COLUMN=TEXT``; raise UserError for other texts and a column twice."""
+    cells: dict[str, str] = {}
+    for text in texts:
+        column, equals, value = (part.strip() for part in text.partition("="))
+        if not (column and equals):
+            raise UserError(f"--set: must be COLUMN=TEXT, such as dtype=fp16 (got {text!r})")
+        if column in cells:
+            raise UserError(f"--set: {column} is given twice; give it one value")
+        cells[column] = value
+    return cells
+
+
 def shape_of_texts(op: Op, sizes: Iterable[str], cells: Mapping[str, str], gfx: str = "") -> Shape:
     """Parse a shape from the texts of its table's columns.
 

@@ -110,13 +110,6 @@ def test_captured_graphs_have_separate_counters_and_scratch(
     assert [tensor() for tensor in given] == [None] * 4
 
 
-@gfx950
-def test_parts_are_added_to_zeros(asm: Any, over: ModuleType, fake: ModuleType) -> None:
-    """An output to which splits are added is zero before."""
-    for shape, name, split in ((INT8, fake.ROWS["i8gemm"][0]["knl_name"], 4), (FP4, fake.ROWS["f4gemm"][2]["knl_name"], 1)):
-        assert over.fault(asm, fake, shape, name, split) == ""
-
-
 @gfx942
 def test_a_bias_that_is_absent_is_zeros(asm: Any, over: ModuleType, fake: ModuleType) -> None:
     """An absent bias is replaced by zeros that launchers share."""

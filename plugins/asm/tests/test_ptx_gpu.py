@@ -14,7 +14,7 @@ from tunedgemm.testing.launching import bind_launcher, draw_operands, poisoned_o
 from tunedgemm.testing.sharing import differing_calls
 from tunedgemm_asm import asm
 from tunedgemm_asm.ptx.limits import unfit
-from tunedgemm_asm.ptx.names import KernelConfig, parse_name
+from tunedgemm_asm.ptx.names import KernelConfig
 from tunedgemm_asm.ptx.resources import BLOCK_SHARED
 from tunedgemm_asm.ptx.space import enumerate_candidates, refine
 
@@ -205,27 +205,6 @@ def test_random_turns(device: Device, failing: Any) -> None:
         assert not differing_calls(launcher, given, 20), (shape, config.name, splits)
 
     assert not failing(check, itertools.product(range(60)))
-
-
-def test_random_products_stored_by_the_copy_engine(device: Device, failing: Any) -> None:
-    """Listed solutions with TMA stores compute random products."""
-
-    def check(seed: int) -> None:
-        chance = random.Random(seed)
-        m, n, k = chance.randint(129, 3000), 8 * chance.choice((chance.randint(1, 30), chance.randint(1, 400))), 16 * chance.randint(1, 300)
-        like = (SHAPE, attrs.evolve(SHAPE, dtype="fp16", outdtype="fp16", bias_dtype="fp32"), ROWS, TENSOR, INT8, BLOCKS)[seed % 6]
-        shape = attrs.evolve(like, m=m, n=n, k=k)
-        listed = [Solution("asm", config.name, splits) for config, splits in enumerate_candidates(shape, device) if config.panels]
-        near = [each for solution in listed for each in refine("asm", solution, shape, device) if parse_name(each.kernel_name).panels]
-        given = draw_operands(shape, device, seed)
-        for solution in chance.sample(listed + near, min(4, len(listed + near))):
-            config = parse_name(solution.kernel_name)
-            assert fault(poisoned_output(bound(config, solution.split_k, shape, device), given), given, shape, config.promoted) == "", (
-                shape,
-                solution,
-            )
-
-    assert not failing(check, itertools.product(range(24)))
 
 
 #: A kernel, an M of full tiles, and a smaller one with as many tiles.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import threading
 from typing import Any
 
 import pytest
@@ -82,15 +81,3 @@ def test_graphs_on_two_streams_next_to_other_work_have_the_same_bits(
             torch.cuda.synchronize()
     torch.cuda.synchronize()
     assert [different.item() for *_, different in replays] == [0, 0]
-
-
-def test_a_thread_without_a_context_binds_and_launches(gpu_kinds: dict[str, Any], device: Device) -> None:
-    """A thread without a CUDA context gets the device's."""
-    kind, outs = gpu_kinds["plain"]["split"], []
-    given = draw_operands(kind[0], device)
-    torch.cuda.synchronize()
-    thread = threading.Thread(target=lambda: outs.append(bound(kind, device)[0].call(*given)))
-    thread.start()
-    thread.join()
-    torch.cuda.synchronize()
-    assert torch.equal(outs[0], bound(kind, device)[0].call(*given))

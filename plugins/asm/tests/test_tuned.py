@@ -38,17 +38,6 @@ def run(fake: ModuleType, tree: Path) -> Run:
     return start
 
 
-def tune(
-    run: Run, folder: Path, *more: str, kinds: tuple[tuple[bool, bool], ...] = ((False, False),), **variables: str
-) -> list[dict[str, str]]:
-    """Tune a shape for each kind, which is bias and shuffled weight; return the rows of the table."""
-    (folder / "shapes.csv").write_text(HEAD + "".join(SHAPE.format(bias=bias, shuffled=shuffled) for bias, shuffled in kinds))
-    files = ("-i", str(folder / "shapes.csv"), "-o", str(folder / "tuned.csv"), "-o2", str(folder / "profile.csv"))
-    done = run("-m", "tunedgemm", "tune", *files, "--libtype", "fakeasm", "--iters", "5", "--warmup", "0", *more, **variables)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return list(csv.DictReader((folder / "tuned.csv").open()))
-
-
 def statuses(folder: Path, shuffled: bool = False) -> dict[tuple[str, str], str]:
     """Return the status of every solution that was tried, by kernelName and splitK."""
     rows = csv.DictReader((folder / "profile.csv").open())
@@ -61,7 +50,13 @@ def tuned(run: Run, fake: ModuleType, tmp_path_factory: pytest.TempPathFactory) 
     rows, the wrong kernel's name.
     """
     folder, wrong = tmp_path_factory.mktemp("tuned"), fake.bf16(32, shuffled=False, prefetch=3)["knl_name"]
-    return folder, tune(run, folder, kinds=((False, False), (True, True)), FAKE_WRONG=wrong), wrong
+    (folder / "shapes.csv").write_text(HEAD + "".join(SHAPE.format(bias=same, shuffled=same) for same in (False, True)))
+    files = ("-i", str(folder / "shapes.csv"), "-o", str(folder / "tuned.csv"), "-o2", str(folder / "profile.csv"))
+    done = run(
+        "-m", "tunedgemm", "tune", *files, "--libtype", "fakeasm", "--iters", "5", "--warmup", "0", "--seconds", "0.2", FAKE_WRONG=wrong
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder, list(csv.DictReader((folder / "tuned.csv").open())), wrong
 
 
 def test_every_kernel_is_tried(tuned: Any) -> None:
@@ -75,28 +70,6 @@ def test_every_kernel_is_tried(tuned: Any) -> None:
     assert found[wrong, "1"] == "wrong"
     assert {status for name, status in found.items() if name[0] not in (wrong, "native")} <= set(RIGHT)
     assert len(found) > 10
-
-
-@pytest.mark.nightly
-def test_a_kernel_that_faults_costs_one_solution(run: Run, tmp_path: Path, fake: ModuleType) -> None:
-    """A kernel that kills its process costs one solution, and the shape gets a row."""
-    faulty = fake.bf16(64, shuffled=False, prefetch=3)["knl_name"]
-    (row,) = tune(run, tmp_path, FAKE_FAULT=faulty)
-    found = statuses(tmp_path)
-    assert row["kernelName"] not in ("", faulty)
-    assert found[faulty, "1"] not in RIGHT
-    assert {status for name, status in found.items() if name[0] != faulty} <= set(RIGHT)
-
-
-@pytest.mark.nightly
-def test_a_kernel_that_hangs_costs_one_solution(run: Run, tmp_path: Path, fake: ModuleType) -> None:
-    """A kernel that hangs is given up at its deadline."""
-    hanging = fake.bf16(64, shuffled=False, prefetch=3)["knl_name"]
-    (row,) = tune(run, tmp_path, "--timeout", "5", FAKE_HANG=hanging)
-    found = statuses(tmp_path)
-    assert row["kernelName"] not in ("", hanging)
-    assert found[hanging, "1"] == "hung"
-    assert {status for name, status in found.items() if name[0] != hanging} <= set(RIGHT)
 
 
 #: Serve one call for each table, bias and shuffled weight among the arguments, and explain it.

@@ -138,21 +138,15 @@ class Past:
         return Past({key: min(self.ago.get(key, FAR), other.ago.get(key, FAR)) for key in keys}, results)
 
 
-def entered(stream: Stream, target: Target, obey: bool) -> list[Past]:
-    """Return the state before each item; *obey* assumes that needed wait states have passed."""
-    rules = Rules(target)
-
-    def after(past: Past, item: Op) -> Past:
-        needed = rules.needed(item, past) if obey else 0
-        return (past.after(nop(needed)) if needed else past).after(item)
-
-    return flow.entered(stream, Past(), after)
-
-
 def with_nops(stream: Stream, target: Target) -> list[Item]:
     """Return the stream with the wait states that it needs."""
     rules, padded = Rules(target), []
-    for item, past in zip(stream, entered(stream, target, obey=True), strict=True):
+
+    def after(past: Past, item: Op) -> Past:
+        needed = rules.needed(item, past)
+        return (past.after(nop(needed)) if needed else past).after(item)
+
+    for item, past in zip(stream, flow.entered(stream, Past(), after), strict=True):
         if isinstance(item, Op):
             needed = rules.needed(item, past)
             while needed > 0:
@@ -160,14 +154,6 @@ def with_nops(stream: Stream, target: Target) -> list[Item]:
                 needed -= 16
         padded.append(item)
     return padded
-
-
-def unmet(stream: Stream, target: Target) -> list[tuple[int, int]]:
-    """Return the places of a finished stream that lack wait states, and how many."""
-    rules = Rules(target)
-    states = entered(stream, target, obey=False)
-    missing = ((at, rules.needed(item, states[at])) for at, item in enumerate(stream) if isinstance(item, Op))
-    return [(at, count) for at, count in missing if count]
 
 
 def nop(states: int) -> Op:

@@ -14,7 +14,7 @@ point.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import attrs
 
@@ -81,24 +81,11 @@ def _issued(pending: Mapping[Unit, int], units: Iterable[Unit]) -> dict[Unit, in
     return {unit: age + 1 for unit, age in pending.items()} | dict.fromkeys(units, 0)
 
 
-def entered(stream: Stream, obey: bool) -> list[Pending]:
-    """Return the accesses that may be in flight before each item.
-
-    Args:
-        stream: the items.
-        obey: whether to assume that each instruction is preceded by the waits that it needs.
-    """
-
-    def after(state: Pending, item: Op) -> Pending:
-        return (state.after_wait(state.waits(item)) if obey else state).after(item)
-
-    return flow.entered(stream, Pending(), after)
-
-
 def with_waits(stream: Stream) -> list[Item]:
     """Return the stream with the waits that it needs."""
     waited: list[Item] = []
-    for item, state in zip(stream, entered(stream, obey=True), strict=True):
+    states = flow.entered(stream, Pending(), lambda state, item: state.after_wait(state.waits(item)).after(item))
+    for item, state in zip(stream, states, strict=True):
         if isinstance(item, Op) and (counts := state.waits(item)):
             waited.append(wait(**counts))
         waited.append(item)
@@ -109,10 +96,3 @@ def wait(vmcnt: int | None = None, lgkmcnt: int | None = None) -> Op:
     """Return a wait for at most these counts."""
     counts = (("vmcnt", vmcnt), ("lgkmcnt", lgkmcnt))
     return Op("s_waitcnt", mods=" ".join(f"{name}({count})" for name, count in counts if count is not None))
-
-
-def unmet(stream: Stream) -> Sequence[tuple[int, dict[str, int]]]:
-    """Return the places of a finished stream that lack a wait, and the wait."""
-    states = entered(stream, obey=False)
-    missing = ((at, states[at].waits(item)) for at, item in enumerate(stream) if isinstance(item, Op))
-    return [(at, counts) for at, counts in missing if counts]

@@ -186,7 +186,7 @@ def test_untuned_answers_are_built(fakes, capsys):
         ),
         (["source", "tile64", "--libtype", "ck", "--op", "other", "--gfx", "sm_90"], "--op must be one of a16w16"),
         (["source", "tile65", "--libtype", "ck", "--op", "a16w16", "--gfx", "sm_90"], "no instance 'tile65'"),
-        (["source", "tile64", "--libtype", "ck", "--op", "a16w16", "--gfx", "sm_90", "--set", "dtype"], "--set must be COLUMN=TEXT"),
+        (["source", "tile64", "--libtype", "ck", "--op", "a16w16", "--gfx", "sm_90", "--set", "dtype"], "--set: must be COLUMN=TEXT"),
     ],
 )
 def test_user_errors_are_one_line(backends, capsys, words, says):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tunedgemm.plugin import Device, Shape, Solution
 from tunedgemm.testing.launching import bind_launcher, draw_operands, fault_of, poisoned_output
-from tunedgemm.testing.sharing import differing_calls, fault_of_graphs
+from tunedgemm.testing.sharing import differing_calls
 from tunedgemm_ck import cutlass
 
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
@@ -102,15 +102,6 @@ def test_pairs_of_any_stages_go_together(kind: Shape, device: Device) -> None:
         solution = Solution("cutlass", f"{first}+{second}")
         out = bind_launcher(cutlass, solution, kind, device).call(*given)
         assert not (fault := fault_of(kind, out, given)), f"{solution}: {fault}"
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_graphs_on_two_streams_read_new_inputs(kind: Shape, device: Device) -> None:
-    """Each replay on two streams has the bits of a plain call, also with new routing."""
-    given = [draw_operands(kind, device, seed) for seed in range(3)]
-    for solution in few(kind, device):
-        fault = fault_of_graphs(bind_launcher(cutlass, solution, kind, device), given, replays=60)
-        assert not fault, f"{solution}: {fault}"
 
 
 @pytest.mark.parametrize("sizes", [(7168, 256, 256, 8, 64), (4096, 1792, 8, 2, 4096), (128, 64, 1024, 8, 131072)], ids=str)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import attrs
 from tunedgemm.plugin import Command, Device, Op, PluginError, Shape, TunedGemmError, UserError
 from tunedgemm.tools.launching import switched_on
-from tunedgemm.tools.tables import Row, Table, named_file, op_of_file, ops, read_rows, shape_of_texts
+from tunedgemm.tools.tables import Row, Table, named_file, op_of_file, ops, read_rows, shape_of_texts, stated_cells
 
 from tunedgemm_ck import Templates, ck, cktile, cutlass
 from tunedgemm_ck.build import REBUILD, CompiledObject, Target, build_object, find_object, targets_of
@@ -176,9 +176,8 @@ def _source(arguments: argparse.Namespace) -> int:
     if arguments.libtype not in _LIBRARIES:
         raise UserError(f"--libtype must be one of {', '.join(sorted(_LIBRARIES))} (got {arguments.libtype})")
     library, op = _LIBRARIES[arguments.libtype], _op(arguments.op)
-    columns = dict(_parse_pairs(arguments.set))
     sizes = {"B": ["1", "1", "4096", "4096"], "token": ["1", "4096", "4096", "8", "2"]}.get(op.columns.key[0], ["1", "4096", "4096"])
-    shape = shape_of_texts(op, sizes, columns, arguments.gfx)
+    shape = shape_of_texts(op, sizes, stated_cells(arguments.set), arguments.gfx)
     try:
         instance = library.family.parse(arguments.name, op.name)
     except PluginError as error:
@@ -192,14 +191,6 @@ def _op(name: str) -> Op:
     if name not in ops():
         raise UserError(f"--op must be one of {', '.join(ops())} (got {name})")
     return ops()[name]
-
-
-def _parse_pairs(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
-    for text in texts:
-        column, equals, value = text.partition("=")
-        if not equals:
-            raise UserError(f"--set must be COLUMN=TEXT (got {text})")
-        yield column, value
 
 
 def prebuild_at_install() -> int:

@@ -10,7 +10,6 @@ import tunedgemm
 from torch.nn.functional import linear
 from tunedgemm.plugin import Launcher, Shape, device_of
 from tunedgemm.testing.launching import bind_launcher
-from tunedgemm.testing.sharing import fault_of_threads
 from tunedgemm_hipblaslt import cublaslt
 from tunedgemm_hipblaslt.descriptors import locked_descriptors
 from tunedgemm_hipblaslt.launch import TOP_RESULTS
@@ -74,31 +73,6 @@ def test_more_than_two_to_the_31_elements() -> None:
     out = bind_first(Shape("a16w16", m, n, k)).call(x, weight)
     for rows in (slice(0, 64), slice(m - 64, m)):
         assert is_close(out[rows], x[rows], weight)
-
-
-def test_threads_on_streams_have_their_own_biases() -> None:
-    """Eight threads on as many streams call one launcher with their own biases and get their own numbers."""
-    m, n, k = 32, 1024, 512
-    launcher = bind_first(Shape("a16w16", m, n, k, epilogue="bias"))
-    x, weight = draw(m, k), draw(n, k)
-    biases = [torch.full((n,), float(number), device="cuda:0", dtype=BF16) for number in range(8)]
-    given = [(x, weight, bias) for bias in biases]
-    assert not fault_of_threads(
-        launcher, given, calls=200, fault=lambda index, out: "" if is_close(out, *given[index]) else "is another product"
-    )
-
-
-def test_a_graph_right_after_prewarm() -> None:
-    """After prewarm the first call of a shape can be captured."""
-    gemm, shape = tunedgemm.TunedGemm(), Shape("a16w16", 8, 384, 640, epilogue="bias")
-    gemm.dispatcher.prewarm([shape])
-    x, weight, bias = draw(8, 640), draw(384, 640), draw(384)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = gemm.gemm_a16w16(x, weight, bias)
-    graph.replay()
-    torch.cuda.synchronize()
-    assert is_close(out, x, weight, bias)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -57,12 +56,6 @@ class Room:
 def aligned(width: int) -> st.SearchStrategy[int]:
     """Draw an operand's offset from an aligned address, in elements, that a launcher accepts."""
     return st.sampled_from((0, 16 // width, 48 // width))
-
-
-def anywhere(width: int) -> st.SearchStrategy[int]:
-    """Draw an offset that a call accepts."""
-    del width
-    return st.integers(1, 15)
 
 
 def dtypes_of(op: str, gfx: str, *, floating: bool = False) -> tuple[str, ...]:
@@ -162,10 +155,10 @@ def _inputs(draw: st.DrawFn, shape: Shape, device: Device) -> tuple[torch.Tensor
 
 
 @st.composite
-def normal(draw: st.DrawFn, shape: Shape, device: Device, begin: Callable[[int], st.SearchStrategy[int]] = aligned) -> Case:
+def normal(draw: st.DrawFn, shape: Shape, device: Device) -> Case:
     """Draw normal operands, each within NaNs."""
     inputs = _inputs(draw, shape, device)
-    return _case(shape, tuple(among_nans(operand, draw(begin(operand.element_size()))) for operand in inputs))
+    return _case(shape, tuple(among_nans(operand, draw(aligned(operand.element_size()))) for operand in inputs))
 
 
 @st.composite

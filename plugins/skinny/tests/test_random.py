@@ -5,19 +5,15 @@
 
 from __future__ import annotations
 
-import csv
 import os
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import attrs
 import pytest
 import torch
-import tunedgemm
-from tunedgemm.plugin import Device, Shape, Solution, device_of
+from tunedgemm.plugin import Device, Solution, device_of
 from tunedgemm.tools.launching import torch_dtype
-from tunedgemm.tools.tables import ops
 from tunedgemm_skinny import skinny
 from tunedgemm_skinny.limits import OPS
 
@@ -152,38 +148,6 @@ def test_any_order_of_blocks_and_threads_gives_the_same_bits(
         native.fake_seed(seed)
         assert torch.equal(drawing.bits(launcher.call(*case.operands)), drawing.bits(first)), f"{shape}: {solution}, order {seed}"
     native.fake_seed(1)
-
-
-def table_of(shape: Shape, solution: Solution, device: Device, path: Path) -> None:
-    """Write a table with one row, this solution."""
-    columns = ops()[shape.op].columns
-    row = dict.fromkeys(columns.values, 0) | {"gfx": device.gfx, "cu_num": device.cu_num, **columns.format(shape)}
-    row |= {"libtype": solution.libtype, "kernelName": solution.kernel_name, "splitK": solution.split_k, "us": 1.0}
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(row))
-        writer.writeheader()
-        writer.writerow(row)
-
-
-@on_gpu
-@examples(4)
-@hypothesis.given(data=st.data())
-def test_operands_of_a_call_begin_anywhere(data: Any, device: Device, drawing: ModuleType, tmp_path_factory: Any) -> None:
-    """A call with x at any offset of a storage is served by the table's solution, and right."""
-    shape = data.draw(drawing.shapes(data.draw(st.sampled_from(drawing.KINDS)), drawing.Room(*EXACT)))
-    solution = data.draw(drawing.solutions(skinny, shape, device))
-    case = data.draw(drawing.normal(shape, device, drawing.anywhere))
-    x, weight, *bias = case.operands
-    weight, bias = weight.clone(), [each.clone() for each in bias]  # as a model has them
-    assert x.is_contiguous()
-    path = tmp_path_factory.mktemp("table") / "tuned.csv"
-    table_of(shape, solution, device, path)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(ops()[shape.op].columns.variable, str(path))
-        gemm = tunedgemm.TunedGemm()
-        assert gemm.dispatcher.explain(shape).offer.solution.kernel_name == solution.kernel_name
-        out = gemm.gemm_a16w16(x, weight, *bias, otype=torch_dtype(shape.outdtype))
-    assert not drawing.fault(case, out), f"{shape}: {solution}"
 
 
 def changed(launcher: Any, operands: tuple[torch.Tensor, ...], first: torch.Tensor, drawing: ModuleType) -> int:

@@ -106,7 +106,7 @@ def test_fmoe_has_its_own_columns(requests_made: list[Request]) -> None:
 MISTAKES = [
     (("--op", "a16w16", "--n", "1,2", "--k", "1,2,3"), "--n and --k must have the same length"),
     (("--op", "a17", "--n", "1", "--k", "1"), "a17"),
-    (("--op", "a16w16", "--n", "1", "--k", "1", "--set", "dtype"), "--set must be COLUMN=TEXT"),
+    (("--op", "a16w16", "--n", "1", "--k", "1", "--set", "dtype"), "--set: must be COLUMN=TEXT"),
     (("--op", "a16w16", "--n", "1", "--k", "1", "--set", "M=4"), "--set M=4: set sizes with --m"),
     (("--op", "fmoe", "--n", "1", "--k", "1", "--set", "token=4"), "--set token=4: set sizes with --m"),
     (("--op", "a16w16", "--n", "1", "--k", "1", "--libtype", "absent"), "backend 'absent' is not installed"),

@@ -342,9 +342,3 @@ class TestOnGpu:
         """`bind` raises the typed error before anything is launched."""
         with pytest.raises(OutOfResources, match="shared memory"):
             launch.bind(Solution("triton", "gemm_r1_m128n256k256_g8_w8s8"), Shape("a16w16", 4096, 4096, 4096), device)
-
-    def test_a_foreign_name_is_refused_with_a_reason(self, device: Device) -> None:
-        """`bind` answers Unsupported for a name of another revision."""
-        foreign = launch.bind(Solution("triton", "gemm_r0_m16n64k64_g1_w4s2"), Shape("a16w16", 8, 512, 1024), device)
-        assert isinstance(foreign, Unsupported)
-        assert "revision" in foreign.reason

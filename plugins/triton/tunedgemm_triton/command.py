@@ -119,18 +119,16 @@ def _pairs(arguments: argparse.Namespace) -> tuple[tuple[int, int], ...]:
 
 
 def _columns(arguments: argparse.Namespace, op: Any) -> dict[str, str]:
+    from tunedgemm.tools.tables import stated_cells
+
     from tunedgemm_triton.jsonfiles.tune import sizes_in
 
     has_outdtype = "outdtype" in (*op.columns.key, *op.columns.own)
     columns = {"outdtype": arguments.out_dtype or "bf16"} if has_outdtype or arguments.out_dtype else {}
-    for text in arguments.set:
-        column, equals, value = text.partition("=")
-        if not equals:
-            raise UserError(f"--set must be COLUMN=TEXT, such as q_dtype_w=fp8 (got {text!r})")
-        if column.strip() in sizes_in(op):
-            raise UserError(f"--set {text}: set sizes with --m, --n and --k")
-        columns[column.strip()] = value.strip()
-    return columns
+    cells = stated_cells(arguments.set)
+    if sizes := [column for column in cells if column in sizes_in(op)]:
+        raise UserError(f"--set {sizes[0]}={cells[sizes[0]]}: set sizes with --m, --n and --k")
+    return columns | cells
 
 
 def _tune(arguments: argparse.Namespace) -> int:

@@ -127,33 +127,31 @@ class Gemm(Kernel):
 
 
 @attrs.frozen(cache_hash=True)
-class Tma(Kernel):
-    """Persistent kernel fed by tensor descriptors."""
-
-    family: ClassVar[str] = "tma"
-    form: ClassVar[KernelName] = KernelName(f"tma{TILE}[_t?swap][_ws?specialize]", "revision")
+class _Tiled(Kernel):
     block_m: int = power(16, 256)
     block_n: int = power(16, 256)
     block_k: int = power(16, 256)
     group_m: int = within(1, 64)
     warps: int = power(1, 8)
     stages: int = within(1, 8)
+
+
+@attrs.frozen(cache_hash=True)
+class Tma(_Tiled):
+    """Persistent kernel fed by tensor descriptors."""
+
+    family: ClassVar[str] = "tma"
+    form: ClassVar[KernelName] = KernelName(f"tma{TILE}[_t?swap][_ws?specialize]", "revision")
     swap: bool = False
     specialize: bool = False
 
 
 @attrs.frozen(cache_hash=True)
-class Streamk(Kernel):
+class Streamk(_Tiled):
     """Tile product whose last tiles all programs share, in equal numbers of steps along K."""
 
     family: ClassVar[str] = "streamk"
     form: ClassVar[KernelName] = KernelName(f"streamk{TILE}", "revision")
-    block_m: int = power(16, 256)
-    block_n: int = power(16, 256)
-    block_k: int = power(16, 256)
-    group_m: int = within(1, 64)
-    warps: int = power(1, 8)
-    stages: int = within(1, 8)
 
 
 #: The parameters that a solution name stands for.

@@ -3,12 +3,11 @@
 import attrs
 import pytest
 import torch
-from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.formats.repacked import decode_repacked, repack_weight
 from tunedgemm.ops.formats.shuffle import as_shuffled, shuffle_weight, unshuffle_weight
-from tunedgemm.ops.formats.weight_only import Weight, decode, quantise, unpack
+from tunedgemm.ops.formats.weight_only import decode, quantise, unpack
 from tunedgemm.ops.repacked import PACKINGS, kind_of
 from tunedgemm.ops.weight_formats import FORMATS
 from tunedgemm.shape import Shape
@@ -204,11 +203,3 @@ def test_a_row_of_operands_is_served():
         values, factor = decode_repacked(shape_of(name, layout, max(FORMATS[name].groups) or 0, dtype), packed, torch.float64)
         exact = (x.double() @ values.t()) * (1 if factor is None else factor) + bias
         assert out.shape == (2, 3, N) and (out.double() - exact).norm() < 1e-5 * exact.norm()
-
-
-def test_scales_of_the_checkpoint_are_refused():
-    """A repacked weight with scales that were not repacked has other sizes, and says so."""
-    stored = stored_as("ct_int4", 64)
-    mixed = Weight(repack_weight(stored, "ct_int4", "marlin").weight, stored.w_scale)
-    with pytest.raises(OperandError, match=r"w_scale of ct_int4 must be .*\[2, 128\] for group 64.* \(got \(128, 2\)"):
-        op_named("a16wn").shape_of(torch.ones(1, K, dtype=torch_dtype("bf16")), *attrs.astuple(mixed, recurse=False), w_format="ct_int4")

@@ -8,6 +8,7 @@ from tunedgemm.errors import UserError
 from tunedgemm.ops import DEFAULT_OP
 from tunedgemm.process.variables import BadValue, Libtypes
 from tunedgemm.table.deny import ANY, Denial, DenyList, add_denial, deny_paths, user_list
+from tunedgemm.workload.lists import stated_cells
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -22,13 +23,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"--kernel: needs the backend of {arguments.kernel}; add --libtype")
     if not arguments.reason.strip():
         raise UserError("--reason: is empty; state why, because others will read the list")
-    fields = [tuple(part.strip() for part in text.partition("=")[::2]) for text in arguments.set]
-    if bare := [text for text, (_, value) in zip(arguments.set, fields, strict=True) if not value]:
-        raise UserError(f"--set: must be COLUMN=TEXT, such as M=16 (got {bare[0]!r})")
-    if twice := [column for column, _ in fields if [name for name, _ in fields].count(column) > 1]:
-        raise UserError(f"--set: {twice[0]} is given twice; add an entry for each value")
+    cells = stated_cells(arguments.set)
+    if empty := [column for column, value in cells.items() if not value]:
+        raise UserError(f"--set: must be COLUMN=TEXT (got no text for {empty[0]}); leave the column out")
     denial = Denial(
-        arguments.op or DEFAULT_OP, tuple(fields), arguments.libtype.replace(ANY, ""), arguments.kernel,
+        arguments.op or DEFAULT_OP, tuple(cells.items()), arguments.libtype.replace(ANY, ""), arguments.kernel,
         libver=arguments.libver, gfx=arguments.gfx,
         reason=arguments.reason.strip(),
     )  # fmt: skip
