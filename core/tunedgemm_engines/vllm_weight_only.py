@@ -40,6 +40,8 @@ _NAMES = ("weight", "weight_scale", "", "")
 _MARLINS = "VLLM_MARLIN_INPUT_DTYPE"
 #: vLLM's process that keeps repacked weights for engines, and the format by which those load them.
 _DAEMON, _FROM_DAEMON = "vllm.model_executor.model_loader.weight_cache.daemon", "ipc_cache"
+#: vLLM's kernel that quantises the activations as an attribute of the layer says; others ignore it.
+_HUMMING, _INPUTS = "HummingLinearKernel", "_humming_input_quant_config"
 _REPACKED = "vLLM's weight cache holds their weights repacked for vLLM's kernels"
 #: Whether vLLM is asked for its own kernel.
 _asking: list[bool] = []
@@ -173,13 +175,13 @@ def _own(kind: Kind, config: Any) -> Any:
 
 
 def _is_cached() -> bool:
-    """Check whether this process loads from vLLM's weight cache, or fills it for engines without our plugin."""
+    """Check whether this process loads from vLLM's weight cache, or fills it for any engine."""
     settings = getattr(get_current_vllm_config_or_none(), "load_config", None)
     return _DAEMON in sys.modules or getattr(settings, "load_format", "") == _FROM_DAEMON
 
 
 def _is_repacked() -> bool:
-    """Check whether vLLM hands over weights that its kernels have repacked (0.33); their sizes may not show it."""
+    """Check whether vLLM hands over repacked weights (0.33), which their sizes may not show."""
     try:
         return bool(importlib.import_module("vllm.model_executor.utils").is_weights_pre_processed())
     except (ImportError, AttributeError):
@@ -219,9 +221,11 @@ def _stored_int4(kernel: Any, layer: Any) -> Stored:
     vLLM hands AWQ weights over in GPTQ's order.
 
     Raises:
-        UserError: the layout is not one of these.
+        UserError: the layout is not one of these, or vLLM's kernel quantises the activations.
     """
-    config, weight = kernel.config, getattr(layer, kernel.w_q_name)
+    config, weight, own = kernel.config, getattr(layer, kernel.w_q_name), type(kernel._whole.theirs).__name__
+    if own == _HUMMING and getattr(layer, _INPUTS, None):
+        raise UserError(f"vLLM computes it by {own}, which quantises the activations")
     has_index = getattr(config, "has_g_idx", False)
     zeros, is_kn = (kernel.w_zp_name if config.zero_points else ""), weight.input_dim == 0
     names = (kernel.w_q_name, kernel.w_s_name, zeros, kernel.w_gidx_name if has_index else "", "")

@@ -282,6 +282,19 @@ def test_activations_of_8_bits_for_marlin_stay_vllms(vllm_table, monkeypatch) ->
     assert "VLLM_MARLIN_INPUT_DTYPE asks for activations of 8 bits" in rows.unrouted()[-1]
 
 
+@pytest.mark.parametrize("is_humming", [True, False])
+def test_activations_that_humming_quantises_stay_vllms(vllm_table, monkeypatch, is_humming) -> None:
+    """Of the same layer Marlin multiplies activations of 16 bits, which ours does too."""
+    own = type("HummingLinearKernel", (linear().MarlinLinearKernel,), {}) if is_humming else linear().MarlinLinearKernel
+    monkeypatch.setitem(linear()._POSSIBLE_KERNELS, "any", [own])
+    vllm_table(VARIABLE, row("ct", 1))
+    kernel, layer = kernel_of("ct"), layer_of("ct")
+    layer._humming_input_quant_config = {"num_bits": 8, "type": "int", "strategy": "token"}
+    kernel.process_weights_after_loading(layer)
+    assert (kernel._whole.stored is None) is is_humming
+    assert not is_humming or "vLLM computes it by HummingLinearKernel, which quantises the activations" in rows.unrouted()[-1]
+
+
 def test_an_unknown_layout_stays_vllms(vllm_table) -> None:
     """Zero points in GPTQ's order are not taken for those of AWQ: nothing else could tell them apart."""
     vllm_table(VARIABLE, row("awq", 1))
