@@ -289,11 +289,8 @@ class Session:
         Raises:
             DeviceFault: one of several solutions changed the operands; a retry one by one finds it.
         """
-        answers: dict[Solution, Samples | Timing] = {}
-        for solution in solutions:
-            refusal = self.bind(shape, solution)
-            if refusal is not None:
-                answers[solution] = refusal
+        refusals = [(solution, self.bind(shape, solution)) for solution in solutions]
+        answers: dict[Solution, Samples | Timing] = {solution: refusal for solution, refusal in refusals if refusal is not None}
         launchers = {solution: self._launchers[solution] for solution in solutions if solution not in answers}
         sampler = self._sampler
         assert sampler is not None, "bind has opened the shape"
