@@ -90,7 +90,7 @@ def _check(
         hints = {"w_zeros": "the constant ones of a symmetric weight are left out", "w_index": "formats with act-order end in _order"}
         remedy = f"; {hints[name]}" if name in hints else ""
         raise OperandError(f"{NAME}: {name}: {form.name} has none (got {quantised.describe(operand)}){remedy}")
-    if name == "w_scale" and not form.scale and operand.dtype != x.dtype:
+    if name == "w_scale" and not form.scale and operand.dtype != x.dtype and tuple(operand.shape) in sizes:
         raise OperandError(f"{NAME}: w_scale must be {x.dtype} (got {operand.dtype}), the dtype of x; pass w_scale.to(x.dtype)")
     if operand is not None:
         quantised.check_scale(NAME, name, operand, sizes, dtypes, x.device)

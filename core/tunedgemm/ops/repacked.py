@@ -80,11 +80,11 @@ def kind_of(form: WeightFormat) -> str:
 
 
 def stored_as(form: WeightFormat, layout: str) -> WeightFormat:
-    """Return the format of the scales and zero points of a weight in a layout."""
+    """Return the format of the scales and zero points of a weight in a layout, which its name has, too."""
     if layout not in PACKINGS:
         return form
     keeps = form.has_global or "e8m0" in form.scale
-    kept = attrs.evolve(form, is_kn=True, rows=1, scale=form.scale if keeps else ())
+    kept = attrs.evolve(form, name=f"{form.name} in layout {layout}", is_kn=True, rows=1, scale=form.scale if keeps else ())
     return attrs.evolve(kept, order=(0,), dtypes=()) if layout == MACHETE else kept
 
 

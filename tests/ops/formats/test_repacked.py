@@ -245,7 +245,10 @@ def test_copies_are_known_by_their_sizes_alone():
     """A copy of the checkpoint's scales has other sizes in most formats, and in others nothing tells."""
     stored = stored_as("ct_int4", 64)
     weight = repack_weight(stored, "ct_int4", "marlin").weight
-    with pytest.raises(OperandError, match=r"w_scale of ct_int4 must be .*\[2, 128\] for group 64.* \(got \(128, 2\)"):
+    with pytest.raises(OperandError, match=r"w_scale of ct_int4 in layout marlin must be .*\[2, 128\] for group 64.* \(got \(128, 2\)"):
         called(torch.ones(1, K).bfloat16(), (weight, stored.w_scale.clone()), "ct_int4")
+    tensor = stored_as("fp8_tensor")
+    with pytest.raises(OperandError, match=r"w_scale must be \[1, 128\], torch.bfloat16 on cpu \(got \(\) torch.float32"):
+        called(torch.ones(1, K).bfloat16(), (repack_weight(tensor, "fp8_tensor", "marlin").weight, tensor.w_scale.clone()), "fp8_tensor")
     gptq = stored_as("gptq_int4", 64)
     called(torch.ones(1, K).bfloat16(), (repack_weight(gptq, "gptq_int4", "marlin").weight, gptq.w_scale.clone()), "gptq_int4")
