@@ -1,4 +1,4 @@
-"""Plugin of SGLang: route linear layers of 16 bits, fp8 and int4 through the tables where faster.
+"""Plugin of SGLang: route linear layers of 16 bits and less through the tables where faster.
 
 SGLang calls `register` in each of its processes, by the entry point ``tunedgemm`` of the group
 ``sglang.srt.plugins``. It does nothing unless ``TUNEDGEMM_SGLANG`` is set. A layer is routed if the

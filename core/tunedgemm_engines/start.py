@@ -112,12 +112,14 @@ def plugins() -> list[str]:
 
 
 def fingerprint(switch: str) -> str:
-    """Digest all that determines kernels: version, switch, plugins, tables, shape capture, mode."""
+    """Digest all that determines kernels: version, switch, plugins, tables, deny lists, capture, mode."""
     from tunedgemm import __version__, dispatcher
+    from tunedgemm.integrations import DenyList
     from tunedgemm.tools.tables import ops
 
     parts = [__version__, switch]
     parts += plugins()
+    parts += [entry.text() for entry in DenyList.load().entries]  # without their files, which ranks may have elsewhere
     for op in ops():
         try:
             op_dispatcher = dispatcher(op)

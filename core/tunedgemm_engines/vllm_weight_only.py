@@ -6,7 +6,9 @@ would choose. `weight_only` decides who computes a layer, and keeps one layout o
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -36,6 +38,11 @@ _WEIGHT_ONLY = (
 _NAMES = ("weight", "weight_scale", "", "")
 #: vLLM's variable of Marlin's activations.
 _MARLINS = "VLLM_MARLIN_INPUT_DTYPE"
+#: vLLM's process that keeps repacked weights for engines, and the format by which those load them.
+_DAEMON, _FROM_DAEMON = "vllm.model_executor.model_loader.weight_cache.daemon", "ipc_cache"
+#: vLLM's kernel that quantises the activations as an attribute of the layer says; others ignore it.
+_HUMMING, _INPUTS = "HummingLinearKernel", "_humming_input_quant_config"
+_REPACKED = "vLLM's weight cache holds their weights repacked for vLLM's kernels"
 #: Whether vLLM is asked for its own kernel.
 _asking: list[bool] = []
 
@@ -127,8 +134,10 @@ class _WeightOnlyKernel(Everywhere):
     @classmethod
     def _reason(cls, config: Any, own: Any) -> str:
         """Return why a layer keeps vLLM's kernel *own*; "" if it need not."""
-        if own is not None and type(own).__name__ not in _WEIGHT_ONLY:
+        reason = _REPACKED if _is_cached() else ""
+        if not reason and own is not None and type(own).__name__ not in _WEIGHT_ONLY:
             reason = f"vLLM computes {cls.kind.w_format} by {type(own).__name__}, which is not known to leave the activations in 16 bits"
+        if reason:
             record_unrouted(reason, "")
             return reason
         sizes, form = getattr(config, "weight_shape", None), FORMATS[cls.kind.w_format]
@@ -138,6 +147,9 @@ class _WeightOnlyKernel(Everywhere):
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Keep the loaded layout until the routes are timed, or let vLLM's kernel repack it."""
+        if _is_repacked():
+            self._whole.leave(_REPACKED, getattr(layer, "prefix", ""))
+            return
         dtype = getattr(self.config, "act_type", None) or getattr(layer, "params_dtype", None) or torch.get_default_dtype()
         self._whole.load(layer, lambda: (self._stored(layer), dtype), getattr(layer, "prefix", ""))
 
@@ -162,6 +174,20 @@ def _own(kind: Kind, config: Any) -> Any:
             return None
 
 
+def _is_cached() -> bool:
+    """Check whether this process loads from vLLM's weight cache, or fills it for any engine."""
+    settings = getattr(get_current_vllm_config_or_none(), "load_config", None)
+    return _DAEMON in sys.modules or getattr(settings, "load_format", "") == _FROM_DAEMON
+
+
+def _is_repacked() -> bool:
+    """Check whether vLLM hands over repacked weights (0.33), which their sizes may not show."""
+    try:
+        return bool(importlib.import_module("vllm.model_executor.utils").is_weights_pre_processed())
+    except (ImportError, AttributeError):
+        return False
+
+
 def _fields(w_format: str, group: int) -> tuple[tuple[str, int | str], ...]:
     return ("w_format", w_format), ("w_group", group)
 
@@ -174,7 +200,9 @@ def _unserved_int4(config: Any) -> str:
     known = f"{config.weight_type}" == ("uint4" if config.zero_points else "uint4b8") and config.act_type in _DTYPES
     known = known and getattr(config, "out_type", None) in (None, config.act_type)
     reason = ""
-    if os.environ.get(_MARLINS):
+    if _is_cached():
+        reason = _REPACKED
+    elif os.environ.get(_MARLINS):
         reason = f"{_MARLINS} asks for activations of 8 bits"
     elif not known or (has_index and config.zero_points):
         reason = f"no format for weights of {config.weight_type} and activations of {config.act_type}".replace("torch.", "")
@@ -193,9 +221,11 @@ def _stored_int4(kernel: Any, layer: Any) -> Stored:
     vLLM hands AWQ weights over in GPTQ's order.
 
     Raises:
-        UserError: the layout is not one of these.
+        UserError: the layout is not one of these, or vLLM's kernel quantises the activations.
     """
-    config, weight = kernel.config, getattr(layer, kernel.w_q_name)
+    config, weight, own = kernel.config, getattr(layer, kernel.w_q_name), type(kernel._whole.theirs).__name__
+    if own == _HUMMING and getattr(layer, _INPUTS, None):
+        raise UserError(f"vLLM computes it by {own}, which quantises the activations")
     has_index = getattr(config, "has_g_idx", False)
     zeros, is_kn = (kernel.w_zp_name if config.zero_points else ""), weight.input_dim == 0
     names = (kernel.w_q_name, kernel.w_s_name, zeros, kernel.w_gidx_name if has_index else "", "")

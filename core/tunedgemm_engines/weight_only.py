@@ -98,6 +98,11 @@ class WeightOnly:
         if self.stored is None and self.theirs is not None:
             self.theirs.process_weights_after_loading(layer)
 
+    def leave(self, reason: str, name: str) -> None:
+        """Leave a layer to the engine's kernel, for which its weight is repacked already."""
+        self.stored, self.is_settled, self.is_theirs = None, False, True
+        record_unrouted(reason, name)
+
     def _take(self, layer: Any, stored: Stored, dtype: torch.dtype, name: str) -> None:
         """Take a loaded layer if its weight has rows.
 

@@ -90,6 +90,51 @@ def test_other_scales_get_another_copy() -> None:
     assert (float(first[0, 0]), float(other[0, 0])) == (3, 6)
 
 
+def test_replaced_scales_free_their_copy() -> None:
+    """Copies of freed scales do not fill the limit, nor serve scales at a reused address."""
+    make, (weight, scale) = Maker(), drawn()
+    kept((weight, scale), "a", SIZE, make)
+    for value in range(5):
+        scale = torch.full((4, 1), float(value))
+        assert float(kept((weight, scale), "a", SIZE, make)[0, 0]) == 3 * value and used() == SIZE
+    del scale
+    assert used() == 0
+
+
+def test_scales_of_each_call_are_refused() -> None:
+    """Else each call would decode the weight; other weights are kept."""
+    make, (weight, scale) = Maker(), drawn()
+    for _ in range(8):
+        kept((weight, scale.clone()), "a", SIZE, make)
+    with pytest.raises(WeightRefused, match="8 copies were dropped with its scales, which were freed; keep them between calls"):
+        kept((weight, scale.clone()), "a", SIZE, make)
+    kept((weight.clone(), scale.clone()), "a", SIZE, make)
+
+
+def test_a_failed_decode_refuses_its_weight_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """It is not tried again before a write, and takes no room."""
+    (weight, scale), (other, _), tries = drawn(), drawn(), []
+
+    def failing(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        tries.append(1)
+        if scale[0, 0] == 1:
+            raise ValueError("odd scales")
+        return weight.float() * scale
+
+    for _ in range(2):
+        with pytest.raises(WeightRefused, match="decoding it failed: ValueError: odd scales"):
+            kept((weight, scale), "a", SIZE, failing)
+    assert len(tries) == 1 and not used() and caplog.text.count("is not dequantised") == 1
+    assert float(kept((other, scale * 2), "a", SIZE, failing)[0, 0]) == 6
+    scale.fill_(4)
+    copy = kept((weight, scale), "a", SIZE, failing)
+    scale.fill_(1)
+    with pytest.raises(WeightRefused, match="odd scales"):
+        kept((weight, scale), "a", SIZE, failing)
+    scale.fill_(5)
+    assert kept((weight, scale), "a", SIZE, failing) is copy and float(copy[0, 0]) == 15
+
+
 def test_a_copy_does_not_keep_its_weight_alive() -> None:
     """Also where weight and scales share a storage, as in one buffer of a checkpoint."""
     buffer = torch.ones(4 * 8 + 4)
@@ -138,6 +183,14 @@ def test_a_capture_makes_and_renews_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     scale.mul_(2)
     with pytest.raises(WeightRefused, match="capture"):
         kept((weight, scale), "a", SIZE, Maker())
+    capturing[0] = False
+    del scale
+    assert used() == SIZE, "a graph may read it"
+    scale = torch.full((4, 1), 7.0)
+    assert kept((weight, scale), "a", SIZE, Maker()) is not copy
+    weight.data.fill_(9)
+    renew([weight])
+    assert float(copy[0, 0]) == 1, "its scales are unknown"
 
 
 def test_threads_make_one_copy() -> None:

@@ -99,6 +99,22 @@ def test_weights_beyond_the_limit_take_the_next_kernel(limited: Callable[[int], 
     assert is_right(called(weights[0]), weights[0]) and used() == N * K * 2, "the freed room is used"
 
 
+def test_a_weight_that_cannot_be_decoded_vetoes_no_other(limited: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its calls take the next kernel; others keep the solution."""
+    limited(1)
+    weights, real = [drawn(seed) for seed in (1, 2)], kept_weights._computed
+
+    def computed(make: kept_weights.Make, operands: tuple[torch.Tensor, ...]) -> object:
+        failing = operands[0] is weights[0].weight
+        return real((lambda *_: 1 / 0) if failing else make, operands)  # type: ignore[arg-type, return-value]
+
+    monkeypatch.setattr(kept_weights, "_computed", computed)
+    for _ in range(2):
+        assert all(is_right(called(weight), weight) for weight in weights)
+    assert used() == N * K * 2
+    assert tgemm.of("a16wn").bound(SHAPE, CPU).offer.solution.kernel_name == "dequantised"
+
+
 def test_rows_of_several_m_are_asked_once(limited: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """A refused weight does not try the row of a larger M with the same solution."""
     op = op_named("a16wn")

@@ -24,6 +24,39 @@ KINDS = {
 }  # fmt: skip
 
 
+#: Kind of floats -> format, module and class, and whether the class is the layer's method itself.
+_CT = "compressed_tensors.schemes.compressed_tensors_w4a16"
+FLOATS = {
+    "nvfp4": ("nvfp4", 16, f"{_CT}_nvfp4.CompressedTensorsW4A16Fp4", False),
+    "mxfp4": ("mxfp4", 32, f"{_CT}_mxfp4.CompressedTensorsW4A16Mxfp4", False),
+    "modelopt": ("nvfp4", 16, "modelopt_quant.ModelOptFp4LinearMethod", True),
+    "modelopt_a16": ("nvfp4", 16, "modelopt_quant.ModelOptNvFp4A16LinearMethod", True),
+}
+
+
+def float_layer(kind: str) -> tuple[torch.nn.Module, torch.Tensor]:
+    """A layer of a kind of floats, as SGLang's loader leaves it, and its decoded weight."""
+    w_format, group, name, is_method = FLOATS[kind]
+    stored, one = quantise(w_format, torch.randn(N, K), group), torch.nn.Module()
+    values = {"weight" if is_method else "weight_packed": stored.weight.view(torch.uint8)}
+    values["weight_scale"] = stored.w_scale if w_format == "nvfp4" else stored.w_scale.view(torch.uint8)
+    if stored.w_global_scale is not None:  # of two fused layers
+        scale = stored.w_global_scale.expand(2).clone()
+        values["weight_scale_2" if is_method else "weight_global_scale"] = scale if is_method else 1 / scale
+    for key, value in values.items():
+        one.register_parameter(key, torch.nn.Parameter(value, requires_grad=False))
+    own = importlib.import_module(f"sglang.srt.layers.quantization.{name.rpartition('.')[0]}")
+    made = getattr(own, name.rpartition(".")[2])()
+    one.bias, one.params_dtype, one.quant_method = None, torch.bfloat16, made if is_method else weights_alone().Method()
+    one.scheme = made
+    return one, made.decoded(one)
+
+
+def float_row(kind: str, m: int) -> Shape:
+    """The shape of a kind's row."""
+    return Shape("a16wn", m, N, K, "bf16", scale="block", extra={"w_format": FLOATS[kind][0], "w_group": FLOATS[kind][1]})
+
+
 def scheme_of(kind: str, **changed: Any) -> Any:
     """SGLang's scheme of a kind."""
     group = KINDS[kind][1] or -1
@@ -112,6 +145,47 @@ def test_a_layer_goes_whole_to_the_faster_side(sglang_table, monkeypatch, kind, 
     assert close(layer.quant_method.apply(layer, x), x.float() @ weight.t())
     assert hasattr(layer, "workspace") is bool(weights_alone().multiplied) is (gain < 1)
     assert gain > 1 or "ours would be 0.70 times as fast as SGLang's kernel in the mean of M=1, 5" in rows.unrouted("SGLang")[-1]
+
+
+@pytest.mark.parametrize("gain", [1.4, 0.7])
+@pytest.mark.parametrize("kind", FLOATS)
+def test_floats_go_whole_to_the_faster_side(sglang_table, monkeypatch, kind, gain) -> None:
+    """Our product is that of the decoded weight before and after; SGLang repacks if its kernel wins."""
+    sglang_table("AITER_CONFIG_GEMM_A16WN", float_row(kind, 1))
+    (layer, weight), x = float_layer(kind), torch.randn(6, K).bfloat16()
+    with monkeypatch.context() as patched:
+        patched.setattr("tunedgemm_engines.gains.compare_remembered", lambda *_: None)
+        loaded(layer)
+    assert close(layer.quant_method.apply(layer, x), x.float() @ weight.t()) and not weights_alone().multiplied
+    timed(monkeypatch, gain)
+    engine_gains.compare(8.0, {})
+    weights_alone().multiplied.clear()
+    assert close(layer.quant_method.apply(layer, x), x.float() @ weight.t())
+    assert hasattr(layer, "workspace") is bool(weights_alone().multiplied) is (gain < 1)
+    assert gain > 1 or "tunedgemm_global_scale" not in layer.state_dict()
+
+
+def test_new_floats_get_their_own_scale(sglang_table) -> None:
+    """Weights that are loaded again bring their global scale with them."""
+    sglang_table("AITER_CONFIG_GEMM_A16WN", float_row("modelopt_a16", 1))
+    (layer, _), (other, weight), x = float_layer("modelopt_a16"), float_layer("modelopt_a16"), torch.randn(2, K).bfloat16()
+    loaded(layer)
+    other.weight_scale_2.data *= 0.5
+    for name in ("weight", "weight_scale", "weight_scale_2"):
+        setattr(layer, name, getattr(other, name))
+    layer.quant_method.process_weights_after_loading(layer)
+    assert close(layer.quant_method.apply(layer, x), x.float() @ weight.t() * 0.5) and not weights_alone().multiplied
+
+
+def test_activations_in_nvfp4_stay_sglangs(sglang_table, monkeypatch) -> None:
+    """Another kernel than Marlin quantises them, and the log says so."""
+    sglang_table("AITER_CONFIG_GEMM_A16WN", float_row("modelopt", 1))
+    utils = importlib.import_module("sglang.srt.layers.quantization.fp4_utils")
+    monkeypatch.setattr(utils, "chosen", ["cutlass"])
+    layer, _ = float_layer("modelopt")
+    loaded(layer)
+    assert hasattr(layer, "workspace") and not routes.routes
+    assert "SGLang quantises its activations to nvfp4" in rows.unrouted("SGLang")[-1]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tunedgemm.integrations import read_switch
 from tunedgemm_engines import sglang, vllm
-from tunedgemm_engines.start import after_import
+from tunedgemm_engines.start import after_import, fingerprint
 
 GROUPS = {"vllm.general_plugins": vllm, "sglang.srt.plugins": sglang}
 
@@ -33,6 +33,16 @@ def test_a_switch_is_read(monkeypatch, caplog, value, meaning) -> None:
     monkeypatch.setenv("TUNEDGEMM_VLLM", value)
     assert read_switch("TUNEDGEMM_VLLM") == meaning
     assert ("TUNEDGEMM_VLLM: must be 1, 0 or unpacked (got 'yess'); did you mean yes?; off counts" in caplog.text) == (value == "yess")
+
+
+def test_deny_lists_are_part_of_the_key_of_graphs(tmp_path, monkeypatch) -> None:
+    """What is denied counts, wherever the list is."""
+    keys = [fingerprint("1")]
+    for name, kernel in (("one.csv", "k1"), ("two.csv", "k1"), ("one.csv", "k2")):
+        (tmp_path / name).write_text(f"op,libtype,kernelName\na16w16,hipblaslt,{kernel}\n")
+        monkeypatch.setenv("TUNEDGEMM_DENY", str(tmp_path / name))
+        keys.append(fingerprint("1"))
+    assert len({*keys}) == 3 and keys[1] == keys[2]
 
 
 def test_an_action_follows_the_import_of_a_module(tmp_path, monkeypatch) -> None:

@@ -6,6 +6,7 @@ import copy
 import gc
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -281,6 +282,19 @@ def test_activations_of_8_bits_for_marlin_stay_vllms(vllm_table, monkeypatch) ->
     assert "VLLM_MARLIN_INPUT_DTYPE asks for activations of 8 bits" in rows.unrouted()[-1]
 
 
+@pytest.mark.parametrize("is_humming", [True, False])
+def test_activations_that_humming_quantises_stay_vllms(vllm_table, monkeypatch, is_humming) -> None:
+    """Of the same layer Marlin multiplies activations of 16 bits, which ours does too."""
+    own = type("HummingLinearKernel", (linear().MarlinLinearKernel,), {}) if is_humming else linear().MarlinLinearKernel
+    monkeypatch.setitem(linear()._POSSIBLE_KERNELS, "any", [own])
+    vllm_table(VARIABLE, row("ct", 1))
+    kernel, layer = kernel_of("ct"), layer_of("ct")
+    layer._humming_input_quant_config = {"num_bits": 8, "type": "int", "strategy": "token"}
+    kernel.process_weights_after_loading(layer)
+    assert (kernel._whole.stored is None) is is_humming
+    assert not is_humming or "vLLM computes it by HummingLinearKernel, which quantises the activations" in rows.unrouted()[-1]
+
+
 def test_an_unknown_layout_stays_vllms(vllm_table) -> None:
     """Zero points in GPTQ's order are not taken for those of AWQ: nothing else could tell them apart."""
     vllm_table(VARIABLE, row("awq", 1))
@@ -306,6 +320,42 @@ def test_products_of_quantised_activations_stay_vllms(vllm_table, monkeypatch) -
     monkeypatch.setattr(linear().CutlassNvFp4LinearKernel, "supported", True)
     assert type(kernel_of("nvfp4")).__name__ == "CutlassNvFp4LinearKernel"
     assert "vLLM computes nvfp4 by CutlassNvFp4LinearKernel" in rows.unrouted()[-1]
+
+
+@in_every_form
+@pytest.mark.parametrize("is_daemon", [False, True], ids=["engine", "daemon"])
+@pytest.mark.parametrize("kind", ["ct", "nvfp4", "nvfp4_a16", "mxfp8", "mxfp4"])
+def test_layers_of_the_weight_cache_stay_vllms(vllm_table, monkeypatch, kind, is_daemon) -> None:
+    """An engine that loads from vLLM's daemon, and the daemon itself, keep vLLM's kernels: the
+    cached weights are repacked for those."""
+    vllm_table(VARIABLE, row(kind.partition("_")[0], 1))
+    config = importlib.import_module("vllm.config")
+    made = config.VllmConfig()
+    if is_daemon:
+        monkeypatch.setitem(sys.modules, "vllm.model_executor.model_loader.weight_cache.daemon", SimpleNamespace())
+    else:
+        made.load_config.load_format = "ipc_cache"
+    with config.set_current_vllm_config(made):
+        kernel = linear().init_nvfp4_linear_kernel(use_a16=True) if kind == "nvfp4_a16" else kernel_of(kind)
+    assert type(kernel).__name__.startswith("Marlin")
+    assert "vLLM's weight cache holds their weights repacked" in rows.unrouted()[-1]
+
+
+@pytest.mark.parametrize("vllm_form", ["0.33.0"], indirect=True)
+@pytest.mark.parametrize("kind", ["mxfp8", "nvfp4"])
+def test_weights_that_arrive_repacked_are_vllms(vllm_table, kind) -> None:
+    """Our kernel neither reads nor repacks them, although their sizes are those of loaded ones;
+    weights that are loaded later are repacked."""
+    vllm_table(VARIABLE, row(kind, 3))
+    kernel, layer, x = kernel_of(kind), layer_of(kind), torch.randn(3, K).bfloat16()
+    wanted, cached = expected(kind, layer, x), copied(layer)
+    copy.copy(kernel._whole.theirs).process_weights_after_loading(cached)
+    with importlib.import_module("vllm.model_executor.utils").weights_already_processed():
+        kernel.process_weights_after_loading(cached)
+    assert close(kernel.apply_weights(cached, x), wanted) and not routes.routes
+    assert "as model.layers.0.mlp.down_proj): vLLM's weight cache holds" in rows.unrouted()[-1]
+    kernel.process_weights_after_loading(layer)
+    assert close(kernel.apply_weights(layer, x), wanted)
 
 
 @pytest.mark.parametrize("backend", ["auto", "marlin"])

@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # what `__getattr__` returns, for type checkers and editors
     from tunedgemm.ops.scale_order import with_order as with_order
     from tunedgemm.process.variables import read as read
     from tunedgemm.process.variables import read_switch as read_switch
+    from tunedgemm.table.deny import DenyList as DenyList
     from tunedgemm.table.folders import tuned_path as tuned_path
     from tunedgemm.text.printable import logger as logger
     from tunedgemm.text.printable import printable_line as printable_line
@@ -68,6 +69,7 @@ _NAMES = {
     "ops.padded_m": "padded_m padded_tokens",
     "ops.scale_order": "equivalent_orders field_of order_of with_order",
     "process.variables": "read read_switch",
+    "table.deny": "DenyList",
     "table.folders": "tuned_path",
     "text.printable": "logger printable_line",
     "tuner.executors.local": "device_tuner",

@@ -18,7 +18,7 @@ from tunedgemm.ops.e8m0 import check_not_shuffled
 from tunedgemm.ops.hot import hot, public
 from tunedgemm.ops.layout import layout_of
 from tunedgemm.ops.op import Factors, unbiased
-from tunedgemm.ops.repacked import misfit, stored_as
+from tunedgemm.ops.repacked import check_tied, misfit, stored_as
 from tunedgemm.ops.schema import BIAS, MNK, Column, Dtype, Schema, Size, Word
 from tunedgemm.ops.weight_formats import FORMAT, FORMATS, GROUP, WeightFormat, format_named, format_of
 from tunedgemm.shape import Shape
@@ -60,6 +60,7 @@ def _shape_of(  # noqa: PLR0913 - the op's operands
     quantised.check_dtype(NAME, "x", x, _DTYPES)
     quantised.check_dtype(NAME, "weight", weight, form.dtypes)
     layout, dtype = layout_of(NAME, weight), short_dtype(x.dtype)
+    check_tied(NAME, layout, w_scale=w_scale, w_zeros=w_zeros, w_index=w_index, w_global_scale=w_global_scale)
     n, k = _sizes(form, x, weight)
     form = stored_as(form, layout)
     group = _group(form, n, k, w_scale)
@@ -89,7 +90,7 @@ def _check(
         hints = {"w_zeros": "the constant ones of a symmetric weight are left out", "w_index": "formats with act-order end in _order"}
         remedy = f"; {hints[name]}" if name in hints else ""
         raise OperandError(f"{NAME}: {name}: {form.name} has none (got {quantised.describe(operand)}){remedy}")
-    if name == "w_scale" and not form.scale and operand.dtype != x.dtype:
+    if name == "w_scale" and not form.scale and operand.dtype != x.dtype and tuple(operand.shape) in sizes:
         raise OperandError(f"{NAME}: w_scale must be {x.dtype} (got {operand.dtype}), the dtype of x; pass w_scale.to(x.dtype)")
     if operand is not None:
         quantised.check_scale(NAME, name, operand, sizes, dtypes, x.device)
@@ -265,7 +266,7 @@ op = quantised.product_op(
     values=("libtype", *quantised.VALUES),
     operands=_OPERANDS,
     weights=(1, 2, 3, 4, 5, 6),
-    shuffled_scales=(2,),
+    shuffled_scales=(2, 3, 4, 5),
     shape_of=_shape_of,
     make_inputs=decoding.make_inputs,
     reference=decoding.reference,

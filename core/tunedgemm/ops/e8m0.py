@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from tunedgemm.errors import OperandError
-from tunedgemm.ops.layout import noted_order
+from tunedgemm.ops.layout import CHECKPOINT, REPACKED, noted_order
 from tunedgemm.ops.scale_order import E8M0_ORDERS, E8M0_TILE, FIELD, ROW, SHUFFLED
 
 if TYPE_CHECKING:
@@ -26,8 +26,13 @@ def check_not_shuffled(op: str, name: str, scale: torch.Tensor, wanted: str, row
     Raises:
         OperandError: they are; the message says that they must be *wanted*.
     """
-    if shuffled := getattr(scale, FIELD, "") or noted_order(scale):
+    if shuffled := getattr(scale, FIELD, "") or _noted(scale):
         raise OperandError(f"{op}: {name} must be {wanted} (got {shuffled}); pass unshuffle_scale({name}, {rows}, {groups})")
+
+
+def _noted(scale: torch.Tensor) -> str:
+    """Return the noted order of tiles; those of engines are checked apart."""
+    return "" if (order := noted_order(scale)) in (CHECKPOINT, *REPACKED) else order
 
 
 @attrs.frozen
@@ -63,7 +68,7 @@ class E8m0Scale:
         fits = [order for order, allowed in ((ROW, self.row), (SHUFFLED, self.shuffled)) if sizes in allowed]
         if len(fits) < 2 or not self.scale.numel():
             return fits[0] if len(fits) == 1 else ""
-        if noted_order(self.scale):
+        if _noted(self.scale):
             raise OperandError(
                 f"{op}: {self.name} has shuffled bytes and lost the type, as by parameter.data = shuffle_scale(s); assign "
                 f"torch.nn.Parameter(shuffle_scale(s), requires_grad=False), or pass as_shuffled_scale({self.name})"

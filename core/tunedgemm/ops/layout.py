@@ -34,8 +34,9 @@ class Order:
     step: int = 1
 
 
-#: Layouts of `a16wn` that depend on the format of the weight; see `tunedgemm.ops.repacked`.
-REPACKED = ("marlin", "machete")
+#: Layouts of `a16wn` that depend on the format of the weight; see `tunedgemm.ops.repacked`. Memory
+#: from which such operands were made is noted as the checkpoint's.
+REPACKED, CHECKPOINT = ("marlin", "machete"), "checkpoint"
 #: Named layouts. In ``columns128``, the 128-byte packs of all rows at one K index are contiguous.
 _ORDERS = {"columns128": Order(0, 128)}
 #: AITER's names: rows per block, half of the divisor of K, then ``p`` and the bytes per pack if not
@@ -122,14 +123,22 @@ def _places_at(address: int) -> _Places | None:
     return None if reference is None else reference()
 
 
-def note_order(tensor: torch.Tensor, name: str) -> None:
-    """Record an operand's order for its memory, which ``p.data = operand`` passes on."""
+def note_order(tensor: torch.Tensor, name: str, *, in_keys: bool = True) -> None:
+    """Record an operand's order for its memory, which ``p.data = operand`` passes on.
+
+    Args:
+        tensor: the operand.
+        name: its order.
+        in_keys: whether cache keys tell it from other operands, as for an order that is not usual.
+    """
     storage: Any = tensor.untyped_storage()
     try:
         places = storage._tunedgemm_shuffled
     except AttributeError:
         places = storage._tunedgemm_shuffled = _Places(storage)
     places[tensor.storage_offset(), tensor.nbytes] = name
+    if not in_keys:
+        return
     try:
         address = tensor.data_ptr()
     except RuntimeError:  # no memory

@@ -142,7 +142,7 @@ class Op:
         fields: shape -> the keyword arguments of `shape_of`, except ``otype``, that the operands
             do not determine.
         shuffled_scales: positions of the scales whose bytes may be in AITER's order
-            (`tunedgemm.ops.scale_order`), which cache keys then show.
+            (`tunedgemm.ops.scale_order`) or an engine's, which cache keys then show.
         strided: positions of the operands whose strides are part of the shape. Launchers get them
             aligned, but not contiguous.
         problem: shape -> why it is impossible: the field and the valid values; "" if it is valid.

@@ -2,16 +2,23 @@
 
 A repacked weight has the sizes and dtype of the checkpoint's; its bytes are in the layout's order.
 Scales and zero points are [groups, N]. With act-order the columns of K are sorted by group, and
-``w_index`` holds the column of x that belongs to each. `tunedgemm.ops.formats.repacked` packs them.
+``w_index`` holds the column of x that belongs to each. `tunedgemm.ops.formats.repacked` packs them,
+and notes which operands belong together, since their sizes and dtypes are often equal.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import attrs
 
-from tunedgemm.ops.layout import REPACKED
+from tunedgemm.errors import OperandError
+from tunedgemm.ops.layout import CHECKPOINT, REPACKED, noted_order
 from tunedgemm.ops.weight_formats import E2M1, GROUP, WeightFormat, format_of
 from tunedgemm.shape import Shape
+
+if TYPE_CHECKING:
+    import torch
 
 MARLIN, MACHETE = REPACKED
 
@@ -73,12 +80,28 @@ def kind_of(form: WeightFormat) -> str:
 
 
 def stored_as(form: WeightFormat, layout: str) -> WeightFormat:
-    """Return the format of the scales and zero points of a weight in a layout."""
+    """Return the format of the scales and zero points of a weight in a layout, which its name has, too."""
     if layout not in PACKINGS:
         return form
     keeps = form.has_global or "e8m0" in form.scale
-    kept = attrs.evolve(form, is_kn=True, rows=1, scale=form.scale if keeps else ())
+    kept = attrs.evolve(form, name=f"{form.name} in layout {layout}", is_kn=True, rows=1, scale=form.scale if keeps else ())
     return attrs.evolve(kept, order=(0,), dtypes=()) if layout == MACHETE else kept
+
+
+def check_tied(op: str, layout: str, **operands: torch.Tensor | None) -> None:
+    """Check that no operand of a weight is known to belong to a weight of another layout.
+
+    Copies and an engine's own operands are not known.
+
+    Raises:
+        OperandError: one is.
+    """
+    wanted = CHECKPOINT if layout == "row" else layout
+    for name, operand in operands.items():
+        noted = "" if operand is None else noted_order(operand)
+        if noted in (CHECKPOINT, *REPACKED) and noted != wanted:
+            remedy = "pass all operands that repack_weight returned, or all of the checkpoint"
+            raise OperandError(f"{op}: {name} belongs to a weight of layout {noted} (got a weight of layout {wanted}); {remedy}")
 
 
 def misfit(shape: Shape) -> str:

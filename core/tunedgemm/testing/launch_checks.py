@@ -60,7 +60,7 @@ class LaunchChecks(ConformanceCases):
 
     def _faults_of_outputs(self, case: Case, solution: Solution, launcher: Launcher, forms: Sequence[Any]) -> Iterator[str]:
         """Yield the faults of one solution's outputs, also for *forms* of the operands, and of its claims."""
-        work = work_of_children()
+        case, work = case.of(solution), work_of_children()
         with Poisoned() as poisoned, kept_switches() as changed:
             first = launch(launcher, case.operands)
         if work_of_children() != work:
@@ -138,6 +138,7 @@ class LaunchChecks(ConformanceCases):
 
     def _faults_of_identity(self, case: Case, solution: Solution, launcher: Launcher) -> Iterator[str]:
         """Yield how `run`, and a launcher bound from the identity, differ from the bound launcher."""
+        case = case.of(solution)
         out = case.output(solution, launcher)
 
         def same(other: Any) -> bool:
@@ -209,7 +210,7 @@ class LaunchChecks(ConformanceCases):
         launcher = self.backend().bind(choice, case.shape, case.device)
         if not isinstance(launcher, Launcher):
             yield f"the backend chooses it and bind() refuses it: {launcher}"
-        elif fault := case.fault(launch(launcher, case.operands)):
+        elif fault := case.of(choice).fault(launch(launcher, case.operands)):
             yield f"of the backend's choice: {fault}"
 
     def test_rows_are_right_in_all_that_they_serve(self, op_name: str) -> None:
@@ -222,7 +223,7 @@ class LaunchChecks(ConformanceCases):
 
     def _faults_in_use(self, case: Case, solution: Solution, launcher: Launcher) -> Iterator[str]:
         sets = [case.drawn(seed).operands for seed in (0, 1)]
-        served = Served(Verifier(case.op, case.shape, sets, MAX_ERROR_RATIO), case.device, None)
+        served = Served(Verifier(case.op, case.shape, sets, MAX_ERROR_RATIO).of(solution), case.device, None)
         timing = served.check(solution, launcher, functools.partial(self.backend().bind, solution, device=case.device))
         if timing.status != "ok":
             yield f"is {timing.status} in use: {timing.detail}"
@@ -232,7 +233,7 @@ class LaunchChecks(ConformanceCases):
         faults: list[str] = []
         for case in self._launching(op_name):
             for solution, launcher in case.launchers:
-                faults += case.listed(solution, self._faults_of_sharing(fault_of_threads, case, launcher))
+                faults += case.listed(solution, self._faults_of_sharing(fault_of_threads, case.of(solution), launcher))
         require_none(faults)
 
     def test_graphs_capture_what_claims_to_be_graph_safe(self, op_name: str) -> None:
@@ -242,7 +243,7 @@ class LaunchChecks(ConformanceCases):
             for solution, launcher in case.launchers if case.shape.m else ():
                 if launcher.graph_safe:
                     captured = True
-                    faults += case.listed(solution, self._faults_of_sharing(fault_of_graphs, case, launcher))
+                    faults += case.listed(solution, self._faults_of_sharing(fault_of_graphs, case.of(solution), launcher))
         require_none(faults)
         if not captured:
             pytest.skip(f"no launcher of {self.libtype} claims to be graph safe")

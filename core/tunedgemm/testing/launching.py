@@ -16,9 +16,10 @@ from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.ops import op_named
 from tunedgemm.ops.accuracy import MAX_ERROR_RATIO, errors
+from tunedgemm.ops.both_sides import judged_as
 from tunedgemm.ops.formats.shuffle import plain_weight
 from tunedgemm.ops.formats.tensor_bytes import duplicate
-from tunedgemm.ops.op import Op
+from tunedgemm.ops.op import Op, Tolerance
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.tuner.watching import Poisoned
@@ -77,9 +78,9 @@ class DrawnCache:
 _drawn = DrawnCache()
 
 
-def output_fault(shape: Shape, out: Any, reference: Any) -> str:
-    """Return how an output exceeds the op's tolerance of a reference; "" for a right one."""
-    tolerance = op_named(shape.op).tolerance(shape)
+def output_fault(shape: Shape, out: Any, reference: Any, tolerance: Tolerance | None = None) -> str:
+    """Return how an output exceeds a tolerance of a reference, by default the op's; "" for a right one."""
+    tolerance = tolerance or op_named(shape.op).tolerance(shape)
     ratio, row = errors(out, reference, tolerance)
     if ratio <= MAX_ERROR_RATIO and row <= tolerance.row_error:
         return ""
@@ -100,10 +101,21 @@ class Case:
     refusals: tuple[tuple[Solution, Unsupported], ...]
     changed: tuple[str, ...] = ()
     _outputs: dict[Solution, Any] = attrs.field(factory=dict, init=False)
+    _judged: dict[int, Drawn] = attrs.field(factory=dict, init=False)
+
+    def of(self, solution: Solution) -> Case:
+        """Return the case that judges a solution: this one, or that of another op's product."""
+        op = judged_as(self.op, solution)
+        return self if op is self.op else attrs.evolve(self, op=op)
 
     def drawn(self, seed: int) -> Drawn:
-        """Return operands and their reference; the session's cache keeps them, the case does not."""
-        return _drawn.draw(self.shape, self.device, seed)
+        """Return operands and their reference; the session's cache keeps those of the op itself."""
+        drawn = _drawn.draw(self.shape, self.device, seed)
+        if self.op.reference == op_named(self.shape.op).reference:
+            return drawn
+        if seed not in self._judged:
+            self._judged[seed] = attrs.evolve(drawn, reference=self.op.reference(self.shape, drawn.operands))
+        return self._judged[seed]
 
     @property
     def operands(self) -> tuple[Any, ...]:
@@ -123,7 +135,8 @@ class Case:
 
     def fault(self, out: Any, reference: Any = None) -> str:
         """Return the fault of an output's numbers; "" for a right one."""
-        return output_fault(self.shape, out, self.drawn(0).reference if reference is None else reference)
+        wanted = self.drawn(0).reference if reference is None else reference
+        return output_fault(self.shape, out, wanted, self.op.tolerance(self.shape))
 
     def faults_of(self, out: Any, operands: tuple[Any, ...]) -> Iterator[str]:
         """Yield the faults of an output's shape, dtype and numbers, for any leading dimensions."""

@@ -168,7 +168,7 @@ class Session:
         self._verifier = verifier = Verifier(op, shape, sets, options.errRatio)
         verifier.prepare()
         if isinstance(self._sampler, Workload):
-            self._sampler.judge = lambda solution, out, index: verifier.of(solution).judge(solution, out, verifier.variant(index))
+            self._sampler.judge = lambda solution, out, index: self._judging(solution).judge(solution, out, verifier.variant(index))
         self._fingerprint = self._operands_now()
 
     def _operands_now(self) -> tuple[Any, ...]:
@@ -264,7 +264,7 @@ class Session:
         refusal = self.bind(shape, solution)
         if refusal is not None:
             return refusal
-        verifier, launcher = self._checks.of(solution), self._launchers[solution]
+        verifier, launcher = self._judging(solution), self._launchers[solution]
 
         def verify() -> Timing:
             answer = ask(verifier, launcher)
@@ -289,11 +289,8 @@ class Session:
         Raises:
             DeviceFault: one of several solutions changed the operands; a retry one by one finds it.
         """
-        answers: dict[Solution, Samples | Timing] = {}
-        for solution in solutions:
-            refusal = self.bind(shape, solution)
-            if refusal is not None:
-                answers[solution] = refusal
+        refusals = [(solution, self.bind(shape, solution)) for solution in solutions]
+        answers: dict[Solution, Samples | Timing] = {solution: refusal for solution, refusal in refusals if refusal is not None}
         launchers = {solution: self._launchers[solution] for solution in solutions if solution not in answers}
         sampler = self._sampler
         assert sampler is not None, "bind has opened the shape"
@@ -332,6 +329,10 @@ class Session:
             self._launchers = {solution: launcher for solution, launcher in self._launchers.items() if solution in set(keep)}
             if isinstance(self._sampler, Workload):
                 self._sampler.forget(self._launchers)
+
+    def _judging(self, solution: Solution) -> Verifier:
+        """Return the verifier that judges a solution."""
+        return self._checks.of(solution)
 
     @property
     def _checks(self) -> Verifier:

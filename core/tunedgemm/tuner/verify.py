@@ -93,13 +93,18 @@ class Verifier:
     _sums: dict[tuple[Solution, str], tuple[Any, ...]] = attrs.field(factory=dict, init=False)
     _others: dict[str, Verifier] = attrs.field(factory=dict, init=False)
 
-    def of(self, solution: Solution) -> Verifier:
-        """Return the verifier that judges a solution: this one, or that of another op's product."""
+    def of(self, solution: Solution, err_ratio: float | None = None) -> Verifier:
+        """Return the verifier that judges a solution: this one, or that of another op's product.
+
+        Args:
+            solution: the solution.
+            err_ratio: that of the other op's, by default this one's.
+        """
         if (op := judged_as(self.op, solution)) is self.op:
             return self
         name = solution.kernel_name
         if name not in self._others:
-            self._others[name] = attrs.evolve(self, op=op, own=self)
+            self._others[name] = attrs.evolve(self, op=op, own=self, err_ratio=self.err_ratio if err_ratio is None else err_ratio)
         return self._others[name]
 
     def prepare(self) -> None:

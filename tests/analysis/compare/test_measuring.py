@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import functools
 
+import attrs
 import pytest
 from tunedgemm.analysis.compare import decide
 from tunedgemm.analysis.compare.measuring import Measuring, measuring
 from tunedgemm.analysis.compare.production import Production, Side
+from tunedgemm.backends.builtin import dequantised
+from tunedgemm.backends.registry import Registry
+from tunedgemm.device import device_of
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
-from tunedgemm.table.csvfile import write_rows
+from tunedgemm.solution import Solution
+from tunedgemm.table.csvfile import Row, write_rows
 from tunedgemm.tuner import Options
 from tunedgemm.tuner.trial import Samples
 from tunedgemm.tuner.worker import Inline, WorkerDied
@@ -62,6 +67,26 @@ def test_a_drifting_clock_does_not_decide(sides, turbo):
     assert change.ratio == pytest.approx(0.95)
     assert change.noise == pytest.approx(0.005)
     assert change.before.noise > 0.02
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.02])
+def test_a_row_of_quantised_activations_is_judged_by_their_op(tmp_path, monkeypatch, factor):
+    """Its numbers are no mismatch, although they are far from those of 16 bits; wrong ones of its op are."""
+    monkeypatch.setenv("TUNEDGEMM_TORCH_ACTIVATIONS", "quantised")
+    product = dequantised.tuned_call()
+    monkeypatch.setattr(dequantised, "tuned_call", lambda: lambda *operands, otype: product(*operands, otype=otype) * factor)
+    op, here = op_named("a16wn"), device_of(-1)
+    shape = next(each for each in op.examples if each["w_format"] == "mxfp8" and each.m == 5)
+    row = Row(shape, here.gfx, here.cu_num, here.name, Solution("torch", "as_a8w8_mxfp8"), 5.0)
+    write_rows(tmp_path / "one.csv", op, [row])
+    options = attrs.evolve(QUICK, libtype="torch")
+    with measuring("a16wn", [Side("after", only=tmp_path / "one.csv")], options, table_only=True, registry=Registry([])) as ask:
+        served = ask.served(shape)
+    if factor == 1.0:
+        assert served.ok and served.us, served
+        assert served.detail.startswith("other numbers than a16wn: ") and served.err_ratio > 0.05
+    else:
+        assert served.status.startswith("mismatch:") and "worst row 2." in served.detail
 
 
 class Frail(Inline):

@@ -10,9 +10,12 @@ from tunedgemm.backends.kept_weights import LIMIT
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import Registry
 from tunedgemm.device import device_of
+from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops import op_named
 from tunedgemm.ops.both_sides import PRODUCTS, quantiser
 from tunedgemm.solution import Solution
+from tunedgemm.testing.launch_checks import LaunchChecks
+from tunedgemm.testing.launching import Case
 from tunedgemm.testing.listed import listed
 from tunedgemm.tuner.bits import StandardOperands, measure
 from tunedgemm.tuner.session import Session
@@ -83,6 +86,23 @@ def test_other_verifiers_refuse_it(allowed):
     assert own.of(solution) is own.of(solution) and own.of(Solution("torch", "native")) is own
     scaled = Launcher(lambda *operands: launcher.call(*operands) * 1.02)
     assert own.of(solution).check(solution, scaled).status == "wrong"
+
+
+@pytest.mark.usefixtures("allowed")
+class TestConformance(LaunchChecks):
+    """The suite judges such a solution by the other op, too."""
+
+    libtype, shapes = BUILTIN, tuple(attrs.evolve(SHAPES[name], m=3) for name in ("fp8_channel", "nvfp4"))
+
+
+def test_the_suite_finds_wrong_numbers(allowed):
+    """A wrong scale is a fault by the other op, and any of its numbers by a16wn."""
+    shape, solution = SHAPES["mxfp8"], as_("a8w8_mxfp8")
+    case = Case(shape, CPU, OP, (), ())
+    out = backend.bind(solution, shape, CPU).call(*case.operands)
+    judge = case.of(solution)
+    assert case.of(Solution("torch", "native")) is case and case.fault(out)
+    assert not judge.fault(out) and not judge.fault(out, judge.drawn(0).reference) and judge.fault(out * 1.02)
 
 
 def test_it_has_no_bit_class(allowed):

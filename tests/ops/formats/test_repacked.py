@@ -1,5 +1,7 @@
 """Layouts of engines' kernels: places of codes, scales and zero points by a scalar model, and errors."""
 
+import itertools
+
 import attrs
 import pytest
 import torch
@@ -203,3 +205,50 @@ def test_a_row_of_operands_is_served():
         values, factor = decode_repacked(shape_of(name, layout, max(FORMATS[name].groups) or 0, dtype), packed, torch.float64)
         exact = (x.double() @ values.t()) * (1 if factor is None else factor) + bias
         assert out.shape == (2, 3, N) and (out.double() - exact).norm() < 1e-5 * exact.norm()
+
+
+def called(x, operands, name):
+    """Call the public function."""
+    import tunedgemm
+
+    return tunedgemm.gemm_a16wn(x, *operands, w_format=name)
+
+
+@listed(
+    ("layout", "name"), [("marlin", name) for name in ("gptq_int4_order", "gptq_int4_zp", "awq_int4", "nvfp4")] + [("machete", "awq_int4")]
+)
+def test_mixed_operands_are_refused(layout, name):
+    """Each operand of the other side is refused, although right ones of its size have been served."""
+    x, stored = torch.randn(3, K).bfloat16(), stored_as(name)
+    sides = {"checkpoint": stored, layout: repack_weight(stored, name, layout)}
+    sides = {key: attrs.astuple(each, recurse=False) for key, each in sides.items()}
+    for (own, operands), (other, others) in itertools.permutations(sides.items()):
+        called(x, operands, name)
+        for place in range(1, 5):
+            if operands[place] is not None:
+                mixed = (*operands[:place], others[place], *operands[place + 1 :])
+                with pytest.raises(
+                    OperandError, match=rf"belongs to a weight of layout {other} \(got a weight of layout {own}\); pass all"
+                ):
+                    called(x, mixed, name)
+        assert called(x, (operands[0], *(each if each is None else torch.nn.Parameter(each, False) for each in operands[1:])), name).any()
+
+
+def test_other_layouts_are_refused():
+    """Operands of one engine's layout serve no weight in another's."""
+    packed = [repack_weight(stored_as("ct_int4", 64), "ct_int4", layout) for layout in ("marlin", "machete")]
+    with pytest.raises(OperandError, match="w_scale belongs to a weight of layout machete"):
+        called(torch.randn(3, K).bfloat16(), (packed[0].weight, packed[1].w_scale), "ct_int4")
+
+
+def test_copies_are_known_by_their_sizes_alone():
+    """A copy of the checkpoint's scales has other sizes in most formats, and in others nothing tells."""
+    stored = stored_as("ct_int4", 64)
+    weight = repack_weight(stored, "ct_int4", "marlin").weight
+    with pytest.raises(OperandError, match=r"w_scale of ct_int4 in layout marlin must be .*\[2, 128\] for group 64.* \(got \(128, 2\)"):
+        called(torch.ones(1, K).bfloat16(), (weight, stored.w_scale.clone()), "ct_int4")
+    tensor = stored_as("fp8_tensor")
+    with pytest.raises(OperandError, match=r"w_scale must be \[1, 128\], torch.bfloat16 on cpu \(got \(\) torch.float32"):
+        called(torch.ones(1, K).bfloat16(), (repack_weight(tensor, "fp8_tensor", "marlin").weight, tensor.w_scale.clone()), "fp8_tensor")
+    gptq = stored_as("gptq_int4", 64)
+    called(torch.ones(1, K).bfloat16(), (repack_weight(gptq, "gptq_int4", "marlin").weight, gptq.w_scale.clone()), "gptq_int4")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tunedgemm.workload.models.architecture import describe
+from tunedgemm.workload.models.packed import WHOLE
 from tunedgemm.workload.models.source import config_of
 
 FP8 = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {
@@ -35,7 +36,7 @@ def described(folder):
         schemes = {}
         for layer in found["layers"]:
             schemes.setdefault(layer["name"], set()).add(layer["refused"] or layer["scheme"])
-        return schemes, tuple(found["notes"])
+        return schemes, tuple(note for note in found["notes"] if note != WHOLE)
 
     return schemes_of
 
@@ -199,6 +200,28 @@ def test_packed_weights_decide_without_a_list(described):
         assert {name for name, of in schemes.items() if of != {""}} == {"model.language_model.layers.*.self_attn.q_proj"}
     _, notes = described("llama-3.1-8b", GPTQ, ["decoder.0.q.qweight"])
     assert notes == ("no module matches these entries of 'model.safetensors.index.json': decoder.0.q",)
+
+
+def test_files_of_weights_say_what_is_packed(folder, faults_of):
+    """Without an index the heads of safetensors files count; else all layers do, with a note."""
+
+    def check(content, stated, packed):
+        place = folder("llama-3.1-8b", quantization_config=stated)
+        if content is not None:
+            (place / "model.safetensors").write_bytes(content)
+        found = describe(str(place), config_of(place))
+        quantised = {each["name"].rpartition(".")[2] for each in found["layers"] if each["scheme"]}
+        assert quantised == packed and (WHOLE in found["notes"]) is (packed == every)
+
+    every = {*(f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down"))}
+    names = [f"model.layers.{layer}.mlp.up_proj.{part}" for layer in (0, 1) for part in ("qweight", "scales")]
+    head = json.dumps({key: {} for key in (*names, "model.norm.weight", "__metadata__")}).encode()
+    whole = len(head).to_bytes(8, "little") + head + bytes(64)
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
+    cases = [(whole, stated, {"up_proj"}) for stated in (GPTQ, AWQ)]
+    cases += [(content, GPTQ, every) for content in (None, pointer, b"", whole[:100], b"\xff" * 8)]
+    cases.append((None, {**GPTQ, "dynamic": "-:.*"}, set()))
+    assert not faults_of(check, cases)
 
 
 def test_an_unreadable_index(folder, one_line, faults_of):

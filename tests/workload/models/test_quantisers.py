@@ -9,6 +9,7 @@ from tunedgemm.ops.weight_formats import FORMATS
 from tunedgemm.workload.models import Formats, layers_of_model, shapes_of_model, with_shapes
 from tunedgemm.workload.models.engines import as_run
 from tunedgemm.workload.models.layer import Layer
+from tunedgemm.workload.models.packed import WHOLE
 from tunedgemm.workload.models.quantisers import quantisation_of
 from tunedgemm.workload.models.rules import WIDE, Names
 
@@ -20,6 +21,7 @@ AWQ = {
     "bits": 4, "group_size": 128, "modules_to_not_convert": None, "quant_method": "awq", "version": "gemm", "zero_point": True,
 }  # fmt: skip
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True, "actorder": None, "dynamic": False}
+MXFP4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "symmetric": True, "scale_dtype": "torch.uint8"}
 NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
 MXFP8 = {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32, "symmetric": True, "scale_dtype": "torch.uint8"}
 
@@ -71,6 +73,13 @@ STATED = [
     ({**GPTQ, "group_size": [128]}, "by groups of [128]"),
     *(({**GPTQ, field: None}, f"GPTQ without {field}") for field in ("bits", "group_size", "desc_act", "sym")),
     ({**GPTQ, "act_bits": 8}, "'act_bits', which may decide"),
+    ({**GPTQ, "dynamic": "-:.*down_proj"}, "GPTQ with a 'dynamic' that is no object (got '-:.*down_proj')"),
+    ({**GPTQ, "dynamic": {".*": "8"}}, "GPTQ with changes that are no object (got '8')"),
+    ({**GPTQ, "dynamic": {"-:.*": "8"}}, ""),
+    *(
+        ({**GPTQ, "modules_in_block_to_quantize": blocks}, "'modules_in_block_to_quantize' that is no list of names")
+        for blocks in ("mlp.down_proj", [["mlp.down_proj"], 1], {"mlp.down_proj": 1})
+    ),
     (AWQ, "awq_int4/128"),
     ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "zero_point": True, "version": "GEMM"}, "awq_int4/64"),
     ({**AWQ, "group_size": -1}, "awq_int4/0"),
@@ -90,6 +99,11 @@ STATED = [
     (compressed(NVFP4, "nvfp4-pack-quantized"), "nvfp4/16"),
     (compressed(NVFP4, "nvfp4-pack-quantized", {**NVFP4, "dynamic": "local"}), "nvfp4"),
     (compressed({**NVFP4, "group_size": 32}, "nvfp4-pack-quantized"), "tensor_group of 32"),
+    (compressed(MXFP4, "mxfp4-pack-quantized"), "mxfp4/32"),
+    (compressed({**MXFP4, "scale_dtype": None}, "mxfp4-pack-quantized"), "mxfp4/32"),
+    (compressed({**MXFP4, "scale_dtype": "torch.float8_e4m3fn"}), "fp4 weights scaled by group32 with scales of torch.float8_e4m3fn"),
+    (compressed({**MXFP4, "scale_dtype": "torch.float16"}, inputs=MXFP4), "with scales of torch.float16"),
+    (compressed(INT4, inputs={**INT4, "num_bits": 8, "strategy": "token"}), "vLLM runs it by Humming, or by other kernels on activations"),
     (compressed(MXFP8, "mxfp8-quantized"), "mxfp8/32"),
     (compressed(MXFP8, "mxfp8-quantized", {**MXFP8, "dynamic": True}), "mxfp8"),
     (modelopt("NVFP4", group_size=16), "nvfp4"),
@@ -176,7 +190,7 @@ def test_fused_layers_have_the_format(folder):
     assert {name: found[:2] for name, found in formats_of(model).items()} == {
         name: ("gptq_int4", 0 if name == "o_proj" else 128) for name in ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head")
     }  # K of o_proj is one group
-    assert formats_of(model)["gate_up_proj"][2:] == (512, 256) and model.notes == ()
+    assert formats_of(model)["gate_up_proj"][2:] == (512, 256) and model.notes == (WHOLE,)
 
 
 def test_a_rank_that_splits_a_group(folder):
@@ -189,7 +203,7 @@ def test_a_rank_that_splits_a_group(folder):
     found = shapes_of_model(folder("llama-3.1-8b", **sizes, quantization_config={**GPTQ, "desc_act": True}), 4, (4,))
     assert formats_of(found)["down_proj"] == ("gptq_int4_order", 32, 512, 192)
     split = "K is split and has act-order: a rank keeps the scales of all groups, as if of groups of 32"
-    assert found.notes == tuple(f"model.layers.*.{name}: {split}" for name in ("self_attn.o_proj", "mlp.down_proj"))
+    assert found.notes == (WHOLE, *(f"model.layers.*.{name}: {split}" for name in ("self_attn.o_proj", "mlp.down_proj")))
 
 
 def test_both_sides_where_an_engine_multiplies_weights_alone(folder, faults_of):
@@ -224,7 +238,7 @@ def test_both_sides_where_an_engine_multiplies_weights_alone(folder, faults_of):
 def test_experts_of_weights_alone_are_named(folder):
     """Experts in a format that fmoe lacks are left out with it; int4 by groups of 32 is listed."""
     sizes = {"hidden_size": 256, "moe_intermediate_size": 128}
-    (note,) = shapes_of_model(folder("qwen3-moe", **sizes, quantization_config=GPTQ), 1, (4,)).notes
+    _, note = shapes_of_model(folder("qwen3-moe", **sizes, quantization_config=GPTQ), 1, (4,)).notes
     assert "no op has experts with weights in gptq_int4 by groups of 128, activations of 16 bits: model.layers.*.mlp.experts" in note
 
     found = shapes_of_model(folder("qwen3-moe", **sizes, quantization_config=compressed({**INT4, "group_size": 32})), 1, (4,))

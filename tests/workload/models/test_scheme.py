@@ -83,6 +83,7 @@ STATED = {
         "nvfp4",
     ),
     "Quark's mxfp4": (quark(FP4, {**FP4, "is_dynamic": True}), "mxfp4"),
+    "Quark's fp4 with scales of another dtype": (quark({**FP4, "scale_format": "float32"}, None), "group32 with scales of another dtype"),
     "Quark's fp8": (quark({"dtype": "fp8_e4m3", "qscheme": "per_tensor"}, {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}), "fp8_tensor"),
     "Quark's fp8, channel": (quark({"dtype": "fp8_e4m3", "qscheme": "per_channel"}, {"dtype": "fp8_e4m3"}), "fp8_row"),
     "Quark's mxfp4, weights alone": (quark(FP4, None), "mxfp4/32"),
@@ -289,6 +290,17 @@ def test_the_text_alone_is_quantised(folder, configs):
         f"model.language_model.layers.*.{name}" for name in ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
     }
     assert any("model.visual" in row.layer for row in model.by_op["a16w16"])
+
+
+def test_two_quantisations_of_the_text():
+    """As in vLLM that of the whole model counts; a note says where the text states another."""
+    inside = {**DEEPSEEK, "modules_to_not_convert": ["lm_head"]}
+    for own, notes in ((DEEPSEEK, ()), (inside, ("text_config has another quantisation than the whole model, whose counts, as in vLLM",))):
+        found = quantisation_of({"quantization_config": DEEPSEEK, "text_config": {"quantization_config": own}})
+        assert of_linear(found).scheme == "fp8_block" and found.notes == notes
+    int4 = STATED["AWQ"][0]
+    both = {"quantization_config": DEEPSEEK, "text_config": {"quantization_config": int4}}
+    assert of_linear(quantisation_of(both)).scheme == "fp8_block"
 
 
 def test_a_dtype_of_experts_is_theirs_alone(folder, faults_of):

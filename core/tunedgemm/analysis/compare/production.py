@@ -25,6 +25,7 @@ from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError, TableError
 from tunedgemm.ops import op_named
+from tunedgemm.ops.accuracy import MAX_ERROR_RATIO
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
@@ -33,6 +34,7 @@ from tunedgemm.table.folders import table_layers, table_paths
 from tunedgemm.table.lookup import Table
 from tunedgemm.table.sheet import present
 from tunedgemm.tuner.session import Session
+from tunedgemm.tuner.verify import Verifier
 
 _log = logging.getLogger("tunedgemm")
 
@@ -113,10 +115,13 @@ class Production(Session):
     Attributes:
         sides: the tables.
         installed: the backends among which dispatch chooses.
+        err_ratio: largest fraction of elements outside the tolerance of another op, whose product
+            a row may name.
     """
 
     sides: tuple[Side, ...] = ()
     installed: Registry = attrs.field(factory=Registry)
+    err_ratio: float = MAX_ERROR_RATIO
     _dispatched: dict[str, _Dispatched] = attrs.field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -129,6 +134,11 @@ class Production(Session):
     def choice(self, shape: Shape, name: str) -> Choice:
         """Return the named side's choice for a shape, after `bind`."""
         return self._dispatched[name]._choice(shape, self.device)
+
+    def _judging(self, solution: Solution) -> Verifier:
+        """Return the verifier that judges a side's choice for the open shape."""
+        chosen = self._dispatched[solution.libtype]._chosen.get(self._checks.shape)
+        return self._checks if chosen is None else self._checks.of(chosen.offer.solution, self.err_ratio)
 
 
 class _Callers(Backend):

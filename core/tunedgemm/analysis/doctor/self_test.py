@@ -105,7 +105,7 @@ def examine(op_name: str, backend: Backend, device: Device, torchs: Backend) -> 
     result = attrs.evolve(result, kernel=str(solution))
     op = op_named(op_name)
     workload = Workload(op, shape, device, cache="hot")
-    timing = Verifier(op, shape, workload.copies, MAX_ERROR_RATIO).check_first(solution, launcher)
+    timing = Verifier(op, shape, workload.copies, MAX_ERROR_RATIO).of(solution).check_first(solution, launcher)
     if timing.status != "ok":
         return attrs.evolve(result, status=timing.status, detail=timing.detail)
     native = torchs.bind(NATIVE, shape, device)

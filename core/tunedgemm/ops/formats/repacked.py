@@ -17,6 +17,7 @@ from tunedgemm.ops.formats.quant import slices, work_dtype
 from tunedgemm.ops.formats.scales import E8M0
 from tunedgemm.ops.formats.shuffle import as_shuffled, plain_weight
 from tunedgemm.ops.formats.weight_only import Weight, _by_row, _values_of, unpack
+from tunedgemm.ops.layout import CHECKPOINT, note_order
 from tunedgemm.ops.repacked import MARLIN, PACKINGS, kind_of, misfit
 from tunedgemm.ops.weight_formats import WeightFormat, format_named, format_of
 from tunedgemm.shape import Shape
@@ -32,7 +33,8 @@ def repack_weight(stored: Weight, w_format: str, layout: str, dtype: torch.dtype
     """Repack the operands of a weight, which the checkpoint's format states, to another layout.
 
     The result is a second weight; free the first one. Call it when a layer is loaded: with
-    act-order it reads the index, which waits for the device.
+    act-order it reads the index, which waits for the device. The memory of both sides' operands is
+    noted, so that `a16wn` refuses a mixture of them; copies lose the note.
 
     Args:
         stored: the weight as the checkpoint stores it.
@@ -68,7 +70,12 @@ def repack_weight(stored: Weight, w_format: str, layout: str, dtype: torch.dtype
         scale = scale.t().to(dtype).contiguous()
         zeros = None if zeros is None else (-scale * zeros.t().to(dtype)).contiguous()
     weight = as_shuffled(_packed(codes, form, layout).view(*stored.weight.shape[:-1], -1).view(stored.weight.dtype), layout)
-    return Weight(weight, scale, zeros, None if order is None else order.to(torch.int32), factor)
+    repacked = Weight(weight, scale, zeros, None if order is None else order.to(torch.int32), factor)
+    for operands, noted in ((stored, CHECKPOINT), (repacked, layout)):
+        for operand in (operands.w_scale, operands.w_zeros, operands.w_index, operands.w_global_scale):
+            if operand is not None:
+                note_order(operand, noted, in_keys=noted != CHECKPOINT)
+    return repacked
 
 
 def _check_given(stored: Weight, form: WeightFormat) -> None:

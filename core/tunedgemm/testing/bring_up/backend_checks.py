@@ -12,7 +12,7 @@ from tunedgemm.ops.formats.tensor_bytes import duplicate, raw
 from tunedgemm.process.plugin_guard import attempt
 from tunedgemm.solution import Solution
 from tunedgemm.testing.bring_up.bench import Bench, Verdict, fault_of
-from tunedgemm.testing.launching import Case, output_fault, output_of_side_stream
+from tunedgemm.testing.launching import Case, output_of_side_stream
 from tunedgemm.testing.sharing import fault_of_graphs, fault_of_threads
 from tunedgemm.tuner.served import Served
 
@@ -25,7 +25,7 @@ def outputs(bench: Bench) -> Verdict:
     verifier, case = bench.verifier(), bench.case()
 
     def examine(solution: Solution, launcher: Launcher) -> str:
-        timing = verifier.check(solution, launcher)
+        timing = verifier.of(solution).check(solution, launcher)
         named = attempt(_factor, case, launcher)[0] if timing.status == "wrong" else ""
         return fault_of(timing, named or "")
 
@@ -61,7 +61,7 @@ def kernels(bench: Bench) -> Verdict:
     ran: dict[str, None] = {}
 
     def examine(solution: Solution, launcher: Launcher) -> str:
-        if not (fault := fault_of(verifier.check_first(solution, launcher))):
+        if not (fault := fault_of(verifier.of(solution).check_first(solution, launcher))):
             ran[solution.kernel_name] = None
         return fault
 
@@ -71,9 +71,10 @@ def kernels(bench: Bench) -> Verdict:
 
 def served(bench: Bench) -> Verdict:
     """Verify all that a row of a solution would serve: fewer rows, other strides, threads, memory."""
-    (backend, _), checks = bench.subject, Served(bench.verifier(), bench.device, None)
+    (backend, _), verifier = bench.subject, bench.verifier()
 
     def examine(solution: Solution, launcher: Launcher) -> str:
+        checks = Served(verifier.of(solution), bench.device, None)
         return fault_of(checks.check(solution, launcher, lambda shape: backend.bind(solution, shape, bench.device)))
 
     return bench.each_launcher(examine, bench.sample()[:1])
@@ -81,13 +82,13 @@ def served(bench: Bench) -> Verdict:
 
 def _sharing(bench: Bench, check: Callable[..., str], launchers: Callable[[Launcher], bool]) -> Verdict:
     case = bench.case()
-    drawn = [case.drawn(seed) for seed in (0, 1)]
-    operands = [each.operands for each in drawn]
+    operands = [case.drawn(seed).operands for seed in (0, 1)]
 
-    def examine(_: Solution, launcher: Launcher) -> str:
+    def examine(solution: Solution, launcher: Launcher) -> str:
         if not launchers(launcher):
             return ""
-        fault = check(launcher, operands, fault=lambda index, out: output_fault(case.shape, out, drawn[index].reference))
+        judge = case.of(solution)
+        fault = check(launcher, operands, fault=lambda index, out: judge.fault(out, judge.drawn(index).reference))
         return f"wrong: {fault}" if fault else ""
 
     return bench.each_launcher(examine, bench.sample()[:2])

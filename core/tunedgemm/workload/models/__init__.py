@@ -103,8 +103,8 @@ def shapes_of_model(
     """Return the shapes of one rank in a forward pass of a model.
 
     Args:
-        folder: holds ``config.json``, the only file that is read. A bare name that is not a folder
-            names a shipped model.
+        folder: holds ``config.json``, and perhaps a quantisation's file and the weights, of which
+            the names are read. A bare name that is not a folder names a shipped model.
         tp: ranks of tensor parallelism; the shapes are those of each.
         nsets, batch_size: M is each number times the batch size.
         fuse: True for the layers of serving engines: fused QKV, fused gate and up, fused down

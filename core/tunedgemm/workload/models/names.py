@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from tunedgemm.errors import UserError
+from tunedgemm.process.files import JSON_MIB, open_regular
 from tunedgemm.workload.models.fuse import TOGETHER
 from tunedgemm.workload.models.roles import role_of
 from tunedgemm.workload.models.rules import INDEX, Names
@@ -16,6 +18,8 @@ from tunedgemm.workload.models.source import json_of
 if TYPE_CHECKING:
     import torch
 
+#: largest size of a file of weights
+_LARGEST_MIB = 1 << 24
 #: usual names of the products of one expert
 _OF_EXPERT = ("gate_proj", "up_proj", "down_proj")
 #: transformers' and vLLM's name of the text part, where a model has other parts
@@ -23,16 +27,31 @@ _TEXT, _TEXT_IN_VLLM = "model.language_model.", "language_model.model."
 
 
 def weights_of(folder: Path) -> frozenset[str]:
-    """Return the names of a checkpoint's weights; none without its index.
+    """Return the names of a checkpoint's weights, by its index or the heads of its files; else none.
 
     Raises:
         UserError: the index cannot be read.
     """
-    path = (folder if folder.is_dir() else folder.parent) / INDEX
-    weights = json_of(path).get("weight_map") if path.exists() else {}
+    place = folder if folder.is_dir() else folder.parent
+    path = place / INDEX
+    if not path.exists():
+        heads = [_head_of(file) for file in place.glob("*.safetensors")]
+        return frozenset(name for head in heads for name in head) if all(heads) else frozenset()
+    weights = json_of(path).get("weight_map")
     if not isinstance(weights, dict):
         raise UserError(f"{path}: lacks the object 'weight_map'; download the file again")
     return frozenset(weights)
+
+
+def _head_of(path: Path) -> dict[str, Any]:
+    """Return the tensors of a file of safetensors by name; none of another, such as Git LFS's pointer."""
+    try:
+        with open_regular(path, mib=_LARGEST_MIB) as file:
+            size = int.from_bytes(file.read(8), "little")
+            head = json.loads(file.read(size)) if size <= JSON_MIB << 20 else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return {name: each for name, each in head.items() if name != "__metadata__"} if isinstance(head, dict) else {}
 
 
 class Namer:

@@ -16,13 +16,14 @@ from typing import Any
 import attrs
 
 from tunedgemm.ops.weight_formats import FORMATS
-from tunedgemm.workload.models.rules import INDEX, WIDE, Rule, Verdict, rules_of
-from tunedgemm.workload.models.scheme import SCHEMES, Quantisation, Scheme, is_text, stated_parts
+from tunedgemm.workload.models.packed import AWQ_FIELDS, GPTQ_FIELDS, IN_BLOCKS, of_awq, of_gptq, of_packed
+from tunedgemm.workload.models.rules import WIDE, Rule, Verdict, entries_of, mapping_of, refuse, rules_of, unread_in
+from tunedgemm.workload.models.scheme import Quantisation, Scheme, is_text, stated_parts
 
 #: Keys under which quantisers list skipped layers.
 _IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude", "exclude_modules", "llm_int8_skip_modules")
-#: GPTQ's list of quantised layers, and parts of ModelOpt's models that vLLM never quantises
-_IN_BLOCKS, _TOWERS = "modules_in_block_to_quantize", ("vision_tower", "vision_model", "vit_large_projector")
+#: Parts of ModelOpt's models that vLLM never quantises.
+_TOWERS = ("vision_tower", "vision_model", "vit_large_projector")
 #: Keys of any quantiser that do not affect the dtypes of GEMMs.
 _HARMLESS = {
     "quant_method", "version", "producer", "quantization_status", "global_compression_ratio", "run_compressed", "dequantize",
@@ -38,17 +39,8 @@ _KEYS = {
     "quark": {"global_quant_config", "layer_quant_config", "layer_type_quant_config", "export", "algo_config", "quant_mode"},
     "modelopt": {"quant_algo", "quantized_layers", "quantization", "config_groups", "group_size"},
     "mxfp8": {"fmt", "activation_scheme", "weight_block_size", "scale_fmt"},
-    "gptq": {
-        "bits", "group_size", "desc_act", "sym", "format", "checkpoint_format", "is_marlin_format", "pack_dtype", "dynamic", "lm_head",
-        "modules_in_block_to_quantize", "act_group_aware", "static_groups", "true_sequential", "damp_percent", "damp_auto_increment", "mse",
-        "meta", "quantizer", "dataset", "tokenizer", "backend", "batch_size", "pad_token_id", "model_seqlen", "max_input_length",
-        "model_name_or_path", "model_file_base_name", "block_name_to_quantize", "module_name_preceding_first_block",
-        "cache_block_outputs", "use_exllama", "disable_exllama", "exllama_config", "use_cuda_fp16",
-    },
-    "awq": {
-        "bits", "w_bit", "group_size", "q_group_size", "zero_point", "backend", "lm_head", "do_fuse", "modules_to_fuse",
-        "fuse_max_seq_len", "exllama_config",
-    },
+    "gptq": GPTQ_FIELDS,
+    "awq": AWQ_FIELDS,
 }  # fmt: skip
 #: method -> how its engine matches skipped layers; others match whole words
 _MATCHES = {"awq": "of layers", "gptq": "of layers", "compressed-tensors": "exact", "quark": "glob", "modelopt": "substring or glob"}
@@ -116,11 +108,14 @@ def quantisation_of(raw: Mapping[str, Any], weights: Collection[str] = ()) -> Qu
     stated = dict(stated_parts(raw))
     # without a quantisation of the whole, experts may still name their dtype
     whole = _scheme_of(stated[""], raw, packed) if "" in stated else Scheme(experts=_experts({}, raw, WIDE))
-    text, others, top = whole, whole, _mapping(stated.get(""))
+    text, others, top = whole, whole, mapping_of(stated.get(""))
     if top.get("quant_method") in ("gptq", "awq") and whole.usual != WIDE and not any(map(top.get, _IGNORED)):
         others = attrs.evolve(whole, usual=Verdict(refused="quantization_config does not say whether they are quantised"))
     for path, own in stated.items():
-        if is_text(path):
+        if is_text(path) and "" in stated:  # vLLM reads that of the whole alone
+            differs = (f"{path} has another quantisation than the whole model, whose counts, as in vLLM",) if own != stated[""] else ()
+            text = attrs.evolve(text, notes=(*text.notes, *differs))
+        elif is_text(path):
             text = _scheme_of(own, {**raw, **functools.reduce(operator.getitem, path.split("."), raw)}, packed)
         elif path:
             others = Scheme(Verdict(refused=f"{path} has a quantisation apart from the text's, which is not read"))
@@ -145,17 +140,17 @@ def _with_fields(scheme: Scheme, raw: Mapping[str, Any]) -> Scheme:
 def _scheme_of(stated: Any, raw: Mapping[str, Any], packed: Collection[str] = ()) -> Scheme:
     """Return the scheme of one statement; *raw* holds the fields next to it."""
     if not isinstance(stated, Mapping):
-        return Scheme(_refuse(f"a quantization_config that is no object (got {str(stated)[:40]!r})"))
-    written = "modelopt" if _mapping(stated.get("producer")).get("name") == "modelopt" else ""
+        return Scheme(refuse(f"a quantization_config that is no object (got {str(stated)[:40]!r})"))
+    written = "modelopt" if mapping_of(stated.get("producer")).get("name") == "modelopt" else ""
     method = str(stated.get("quant_method", written)).lower().replace("_", "-").replace("fbgemm-fp8", "fbgemm_fp8")
     method = "modelopt" if method.startswith("modelopt") else method
-    stated = {**stated, **_mapping(stated.get("quantization"))} if method == "modelopt" else stated
+    stated = {**stated, **mapping_of(stated.get("quantization"))} if method == "modelopt" else stated
     reader = _READERS.get(method)
     scheme = Scheme(Verdict(refused=f"no list has the products of quant_method {method!r}")) if reader is None else reader(stated)
     lists = () if method == "gptq" and packed else _IGNORED  # vLLM's GPTQ reads the file, and no such list
-    if packed and method in ("gptq", "awq") and not any(map(stated.get, (*lists, _IN_BLOCKS))):
-        scheme = attrs.evolve(scheme, usual=WIDE, rules=(*scheme.rules, *rules_of(INDEX, packed, scheme.usual, "exact")))
-    ignored = [rule for key in lists for rule in rules_of(key, _entries(stated.get(key)), WIDE, _MATCHES.get(method, "words"))]
+    if method in ("gptq", "awq") and not any(map(stated.get, (*lists, IN_BLOCKS))):
+        scheme = of_packed(scheme, packed)
+    ignored = [rule for key in lists for rule in rules_of(key, entries_of(stated.get(key)), WIDE, _MATCHES.get(method, "words"))]
     scheme = attrs.evolve(scheme, rules=(*ignored, *scheme.rules))
     if reader is None:
         return scheme
@@ -176,25 +171,6 @@ def _without(scheme: Scheme, unread: Mapping[str, Any]) -> Scheme:
     return Scheme(verdict, kept, head=scheme.head, notes=notes)
 
 
-def _entries(value: Any) -> tuple[str, ...]:
-    """Return the names in a list, or a single name; () for anything else."""
-    return (value,) if isinstance(value, str) else tuple(map(str, value)) if isinstance(value, list | tuple) else ()
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _unread(group: Mapping[str, Any], known: set[str]) -> Verdict | None:
-    """Return the verdict on layers whose group has an unread field, such as quantised outputs."""
-    unread = [key for key, value in group.items() if key not in known and value]
-    return Verdict(refused=f"a group has {', '.join(map(repr, unread))}, which may decide a dtype and is not read") if unread else None
-
-
-def _refuse(reason: str) -> Verdict:
-    return Verdict(refused=f"no op has {reason}")
-
-
 def _experts(stated: Mapping[str, Any], raw: Mapping[str, Any], usual: Verdict) -> Verdict | None:
     """Return what ``expert_dtype`` says of routed experts; None where it says nothing else than of others."""
     word = str(stated.get("expert_dtype") or raw.get("expert_dtype") or "").lower().removeprefix("torch.")
@@ -211,26 +187,26 @@ def _of_fp8(stated: Mapping[str, Any]) -> Scheme:
     block, fmt, inputs = stated.get("weight_block_size"), str(stated.get("fmt") or "e4m3"), stated.get("activation_scheme")
     sizes = "x".join(map(str, block)) if isinstance(block, list) else block
     if fmt.lower() not in ("e4m3", "float8_e4m3fn", "e4m3fn"):
-        return Scheme(_refuse(f"fp8 of {fmt}"))
+        return Scheme(refuse(f"fp8 of {fmt}"))
     if inputs not in (None, "dynamic", "static"):
-        return Scheme(_refuse(f"fp8 weights with activations of scheme {inputs!r}"))
+        return Scheme(refuse(f"fp8 weights with activations of scheme {inputs!r}"))
     if block and block not in ([128, 128], [1, 32]):
-        return Scheme(_refuse(f"fp8 in blocks of {sizes}; the block-scale op has 128x128"))
+        return Scheme(refuse(f"fp8 in blocks of {sizes}; the block-scale op has 128x128"))
     return Scheme(Verdict("mxfp8" if block == [1, 32] else "fp8_block" if block else "fp8_tensor"))
 
 
 def _of_compressed(stated: Mapping[str, Any]) -> Scheme:
-    groups = _mapping(stated.get("config_groups"))
+    groups = mapping_of(stated.get("config_groups"))
     if not groups:
-        return Scheme() if stated.get("kv_cache_scheme") else Scheme(_refuse("compressed-tensors without config_groups"))
-    sparse = _mapping(stated.get("sparsity_config")).get("format", "dense")
+        return Scheme() if stated.get("kv_cache_scheme") else Scheme(refuse("compressed-tensors without config_groups"))
+    sparse = mapping_of(stated.get("sparsity_config")).get("format", "dense")
     if sparse != "dense":
-        return Scheme(_refuse(f"sparse weights of format {sparse!r}"))
+        return Scheme(refuse(f"sparse weights of format {sparse!r}"))
     usual: dict[Verdict, None] = {}
     rules: list[Rule] = []
     for group in groups.values():
         verdict = _of_group(group, stated.get("format"))
-        targets = _entries(_mapping(group).get("targets")) or ("Linear",)
+        targets = entries_of(mapping_of(group).get("targets")) or ("Linear",)
         names = tuple(target for target in targets if target.startswith("re:") or not target[:1].isupper())
         rules += rules_of("targets", names, verdict, "exact")
         classes = [target for target in targets if target not in names]
@@ -248,12 +224,12 @@ def _of_compressed(stated: Mapping[str, Any]) -> Scheme:
 
 def _of_group(group: Any, packing: Any) -> Verdict:
     if not isinstance(group, Mapping):
-        return _refuse(f"a group of compressed-tensors by name alone (got {str(group)[:40]!r})")
-    if unread := _unread(group, _OF_GROUP):
+        return refuse(f"a group of compressed-tensors by name alone (got {str(group)[:40]!r})")
+    if unread := unread_in(group, _OF_GROUP):
         return unread
     weights, inputs = group.get("weights"), group.get("input_activations")
     if not isinstance(weights, Mapping):
-        return _refuse("quantised activations with unquantised weights") if inputs else WIDE
+        return refuse("quantised activations with unquantised weights") if inputs else WIDE
     dtype, by = _of_tensors(weights)
     packed = "packed int" if (group.get("format") or packing) == "pack-quantized" else "int"
     return _pair((dtype.replace("int", packed), by), _of_tensors(inputs) if isinstance(inputs, Mapping) else ("", ""))
@@ -274,8 +250,9 @@ def _of_tensors(spec: Mapping[str, Any]) -> tuple[str, str]:
     if spec.get("strategy") == "tensor_group":
         return dtype, "tensor_group" if size == 16 else f"tensor_group of {size}"
     if size and size > 0:
-        e8m0 = dtype != "fp8" or size != 32 or "uint8" in str(spec.get("scale_dtype")) or "e8m0" in str(spec.get("scale_dtype"))
-        return dtype, f"group{size}" if e8m0 else "group32 with scales of an unknown dtype"
+        scales = str(spec.get("scale_dtype") or ("uint8" if dtype == "fp4" else "an unknown dtype"))  # the older tools' of fp4
+        is_mx = dtype not in ("fp4", "fp8") or size != 32 or scales.removeprefix("torch.") in ("uint8", "float8_e8m0fnu")
+        return dtype, f"group{size}" if is_mx else f"group32 with scales of {scales}"
     return dtype, _BY.get(str(spec.get("strategy")), str(spec.get("strategy")))
 
 
@@ -286,14 +263,15 @@ def _pair(weights: tuple[str, str], inputs: tuple[str, str]) -> Verdict:
             return Verdict(scheme)
     activations = f"{inputs[0]} activations scaled by {inputs[1]}" if inputs[0] else "activations of 16 bits"
     works = "; packed int4 by row or groups of 32, 64 or 128 works" if "packed" in weights[0] else ""
-    return _refuse(f"{weights[0]} weights scaled by {weights[1]} with {activations}{works}")
+    works = "; vLLM runs it by Humming, or by other kernels on activations of 16 bits" if works and inputs[0].startswith("int") else works
+    return refuse(f"{weights[0]} weights scaled by {weights[1]} with {activations}{works}")
 
 
 def _of_quark(stated: Mapping[str, Any]) -> Scheme:
     usual = _of_quark_config(stated.get("global_quant_config"))
-    by_name = _mapping(stated.get("layer_quant_config")).items()
+    by_name = mapping_of(stated.get("layer_quant_config")).items()
     rules = [rule for name, config in by_name for rule in rules_of("layer_quant_config", [name], _of_quark_config(config), "glob")]
-    for name, config in _mapping(stated.get("layer_type_quant_config")).items():
+    for name, config in mapping_of(stated.get("layer_type_quant_config")).items():
         own = _of_quark_config(config)
         is_linear = name.rpartition(".")[2] == "Linear"
         usual = own if is_linear else usual if own == usual else Verdict(refused=f"layer_type_quant_config names the class {name}")
@@ -302,12 +280,12 @@ def _of_quark(stated: Mapping[str, Any]) -> Scheme:
 
 def _of_quark_config(config: Any) -> Verdict:
     if not isinstance(config, Mapping):
-        return _refuse("Quark without a weight format")
-    if unread := _unread(config, _OF_CONFIG):
+        return refuse("Quark without a weight format")
+    if unread := unread_in(config, _OF_CONFIG):
         return unread
     weight, inputs = _quark_tensors(config.get("weight")), _quark_tensors(config.get("input_tensors"))
     if weight is None:
-        return _refuse("quantised activations with unquantised weights") if inputs else WIDE
+        return refuse("quantised activations with unquantised weights") if inputs else WIDE
     return _pair(weight, inputs or ("", ""))
 
 
@@ -324,15 +302,15 @@ def _quark_tensors(spec: Any) -> tuple[str, str] | None:
     if spec.get("symmetric") is False and dtype.startswith("int"):
         return dtype, "with zero points"
     if by == "per_group" or size:
-        e8m0 = dtype != "fp8" or "e8m0" in str(spec.get("scale_format"))
+        e8m0 = dtype not in ("fp4", "fp8") or "e8m0" in str(spec.get("scale_format"))
         return dtype, f"group{size}" if e8m0 else f"group{size} with scales of another dtype"
     return dtype, _BY.get(by, by)
 
 
 def _of_modelopt(stated: Mapping[str, Any]) -> Scheme:
     names: dict[Verdict, list[str]] = {}
-    for name, of in _mapping(stated.get("quantized_layers")).items():
-        names.setdefault(_of_algorithm(_mapping(of).get("quant_algo"), {**stated, **_mapping(of)}), []).append(name)
+    for name, of in mapping_of(stated.get("quantized_layers")).items():
+        names.setdefault(_of_algorithm(mapping_of(of).get("quant_algo"), {**stated, **mapping_of(of)}), []).append(name)
     rules = [rule for verdict, entries in names.items() for rule in rules_of("quantized_layers", entries, verdict, "exact")]
     rules += rules_of("", _TOWERS, WIDE, "substring")
     return Scheme(WIDE if names else _of_algorithm(stated.get("quant_algo"), stated), tuple(rules), head="usual")
@@ -343,48 +321,8 @@ def _of_algorithm(algorithm: Any, stated: Mapping[str, Any]) -> Verdict:
     if not word and stated.get("kv_cache_quant_algo"):
         return WIDE
     if "NVFP4" in word and stated.get("group_size") not in (None, 16):
-        return _refuse(f"modelopt's {word} by groups of {stated['group_size']}; 16 works")
-    return Verdict(_ALGORITHMS[word]) if word in _ALGORITHMS else _refuse(f"modelopt's {word or 'unnamed algorithm'}")
-
-
-def _of_gptq(stated: Mapping[str, Any]) -> Scheme:
-    usual, rules, blocks = _of_gptq_layer(stated), list[Rule](), stated.get(_IN_BLOCKS)
-    only = [name for entry in (blocks if isinstance(blocks, list) else ()) for name in _entries(entry)]
-    for pattern, changes in _mapping(stated.get("dynamic")).items():  # a regex each, "-:" for layers of 16 bits
-        changed = _unread(_mapping(changes), _KEYS["gptq"]) or _of_gptq_layer({**stated, **_mapping(changes)})
-        changed = Verdict(refused=f"'dynamic' and '{_IN_BLOCKS}' may disagree") if only else changed
-        rules += rules_of("dynamic", [pattern], WIDE if pattern.startswith("-:") else changed, "regex")
-    rules += rules_of(_IN_BLOCKS, only, usual, "substring")
-    return Scheme(WIDE if only else usual, tuple(rules), head="usual" if stated.get("lm_head") is True else "")
-
-
-def _of_gptq_layer(stated: Mapping[str, Any]) -> Verdict:
-    missing = [field for field in ("bits", "group_size") if not stated.get(field)]
-    if missing := missing + [field for field in ("desc_act", "sym") if not isinstance(stated.get(field), bool)]:
-        return _refuse(f"GPTQ without {', '.join(missing)}")
-    forms = {str(stated.get(field) or "gptq").lower() for field in ("format", "checkpoint_format")}
-    if not forms <= {"gptq", "gptq_v2"} or stated.get("is_marlin_format") or stated.get("pack_dtype") not in (None, "int32"):
-        return _refuse("GPTQ's weights in another order or another dtype; checkpoint_format gptq of int32 works")
-    zeros = "" if stated["sym"] else "_zp_v2" if "gptq_v2" in forms else "_zp"
-    zeros += "_order" if stated["desc_act"] and stated["group_size"] != -1 else ""  # one group has no order
-    return _packed(f"gptq_int{stated['bits']}{zeros}", stated["bits"], stated["group_size"])
-
-
-def _of_awq(stated: Mapping[str, Any]) -> Scheme:
-    bits, group = (stated.get(field, stated.get(other)) for field, other in (("bits", "w_bit"), ("group_size", "q_group_size")))
-    version = str(stated.get("version") or "gemm").lower()
-    if version != "gemm" or stated.get("backend") == "llm-awq" or stated.get("zero_point") is not True:
-        return Scheme(_refuse(f"AWQ of version {version} with zero_point {stated.get('zero_point')}; gemm with zero points works"))
-    return Scheme(_packed(f"awq_int{bits}", bits, group), head="usual" if stated.get("lm_head") is True else "")
-
-
-def _packed(w_format: str, bits: Any, group: Any) -> Verdict:
-    scheme = f"{w_format}/{0 if group == -1 else group}"
-    if scheme in SCHEMES:
-        return Verdict(scheme)
-    zeros = " with zero points" * ("_zp" in w_format) + " of gptq_v2 (those of checkpoint_format gptq work)" * ("_v2" in w_format)
-    whose = f"{w_format.partition('_')[0].upper()}'s weights of {bits} bits{zeros}"
-    return _refuse(f"{whose} by groups of {group}; 4 by 32, 64, 128 or -1 works")
+        return refuse(f"modelopt's {word} by groups of {stated['group_size']}; 16 works")
+    return Verdict(_ALGORITHMS[word]) if word in _ALGORITHMS else refuse(f"modelopt's {word or 'unnamed algorithm'}")
 
 
 _READERS = {
@@ -395,6 +333,6 @@ _READERS = {
     "modelopt": _of_modelopt,
     "mxfp4": lambda _: Scheme(WIDE, experts=Verdict("mxfp4/32")),
     "mxfp8": lambda stated: _of_fp8({**stated, "weight_block_size": stated.get("weight_block_size") or [1, 32]}),
-    "gptq": _of_gptq,
-    "awq": _of_awq,
+    "gptq": of_gptq,
+    "awq": of_awq,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import attrs
 
@@ -43,6 +44,27 @@ class Names:
     parts: tuple[tuple[str, ...], ...] = ()
     fused: tuple[str, ...] = ()
     siblings: tuple[str, ...] = ()
+
+
+def entries_of(value: Any) -> tuple[str, ...]:
+    """Return the names in a list, or a single name; () for anything else."""
+    return (value,) if isinstance(value, str) else tuple(map(str, value)) if isinstance(value, list | tuple) else ()
+
+
+def mapping_of(value: Any) -> Mapping[str, Any]:
+    """Return an object of JSON; {} for anything else."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def unread_in(group: Mapping[str, Any], known: set[str]) -> Verdict | None:
+    """Return the verdict on layers whose group has an unread field, such as quantised outputs."""
+    unread = [key for key, value in group.items() if key not in known and value]
+    return Verdict(refused=f"a group has {', '.join(map(repr, unread))}, which may decide a dtype and is not read") if unread else None
+
+
+def refuse(reason: str) -> Verdict:
+    """Return the verdict on layers that no op has."""
+    return Verdict(refused=f"no op has {reason}")
 
 
 def _as_words(entry: str) -> str:

@@ -1,4 +1,4 @@
-"""Shared by the schemes of int4: Marlin's repacking and product, by torch."""
+"""Shared by the schemes of weights alone: Marlin's repacking and product, by torch."""
 
 from __future__ import annotations
 
@@ -38,6 +38,13 @@ def scaled(codes: torch.Tensor, scale: torch.Tensor, zeros: torch.Tensor | int, 
     """Scale codes [N, K] by scales [N, groups]."""
     index = torch.arange(codes.shape[1]) // (codes.shape[1] // scale.shape[1]) if index is None else index.long()
     return (codes - (zeros if isinstance(zeros, int) else zeros[:, index])) * scale[:, index].float()
+
+
+def e2m1(pairs: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Scale the values [N, K] of pairs of e2m1, the lowest first, by scales [N, groups]."""
+    codes = torch.stack([pairs & 15, pairs >> 4], -1).flatten(1).int()
+    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])[codes & 7] * (1 - 2 * (codes >> 3))
+    return values * scale.repeat_interleave(codes.shape[1] // scale.shape[1], 1)
 
 
 class Method:

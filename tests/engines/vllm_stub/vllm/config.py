@@ -25,12 +25,20 @@ class CompilationConfig:
 
 
 @dataclass
+class LoadConfig:
+    """Where weights are loaded from."""
+
+    load_format: str = "auto"
+
+
+@dataclass
 class VllmConfig:
     """The configuration of an engine."""
 
     scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
     compilation_config: CompilationConfig = field(default_factory=CompilationConfig)
     kernel_config: KernelConfig = field(default_factory=KernelConfig)
+    load_config: LoadConfig = field(default_factory=LoadConfig)
 
     if FORM >= (0, 33):
 
