@@ -35,7 +35,7 @@ class Order:
 
 
 #: Layouts of `a16wn` that depend on the format of the weight; see `tunedgemm.ops.repacked`.
-REPACKED = ("marlin", "machete")
+REPACKED = ("marlin", "machete", "humming")
 #: Named layouts. In ``columns128``, the 128-byte packs of all rows at one K index are contiguous.
 _ORDERS = {"columns128": Order(0, 128)}
 #: AITER's names: rows per block, half of the divisor of K, then ``p`` and the bytes per pack if not
