@@ -162,7 +162,7 @@ def _functions(version: str) -> Library:
     def check(config: dict[str, Any]) -> None:
         with _some_device():
             kernel = Checked(**config)
-        needed = kernel.num_ctas_per_sm * (kernel.estimated_smem_size + _RESERVED)
+            needed = kernel.num_ctas_per_sm * (kernel.estimated_smem_size + _RESERVED)
         if needed > _SHARED:  # blocks that wait for each other must run at once
             raise ValueError(f"shared memory of a multiprocessor must be at least {needed} bytes (got {_SHARED})")
 
