@@ -112,7 +112,7 @@ def test_broken(install: Install, texts: dict[str, str], reason: str) -> None:
 
 
 def test_what_is_called(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The import starts no compiler; without a device Humming is told of Hopper, for the time of a call."""
+    """The import starts no compiler; without a device, Hopper is described for the time of a call."""
     quiet = "import os; os.environ['SEEN'] = os.environ['HUMMING_DISABLE_PARALLEL_BUILD']"
     ours = "\nfrom humming import device\nclass HummingKernel(HummingKernel):\n    @property\n"
     ours += "    def kernel_filename(self): return f'sm_{device.current_device._value.sm_version}'\n"

@@ -9,6 +9,7 @@ import attrs
 import pytest
 import torch
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
+from tunedgemm.tools.tables import op_named
 from tunedgemm_humming import library, space
 from tunedgemm_humming.names import config_of, parse_name
 
@@ -103,3 +104,25 @@ def test_the_installed_one_checks_without_a_device(installed: library.Library, f
     for wrong in (attrs.evolve(config, tile=(64, 8192, 64)), attrs.evolve(config, ctas=8), attrs.evolve(config, stages=40)):
         with pytest.raises((AssertionError, ValueError)):
             installed.check(space.kernel_of(wrong, shape))
+
+
+@pytest.mark.parametrize(
+    ("name", "group"), [("ct_int4", 64), ("ct_int4", 0), ("ct_int4_zp", 64), ("fp8_channel", 0), ("mxfp8", 32), ("nvfp4", 16)]
+)
+def test_scales_and_zero_points_are_those_of_humming(installed: library.Library, name: str, group: int) -> None:
+    """The core's order of both equals that of the installed Humming's functions."""
+    from humming import dtypes
+    from humming.transform import transform_humming_weight_scale, transform_humming_zero_point
+
+    layout = "marlin" if name == "ct_int4" else "humming"
+    extra: Any = {"w_format": name, "w_group": group}
+    shape = Shape("a16wn", 1, 256, 512, scale="block", layout=layout, extra=extra)
+    plain, packed = (op_named("a16wn").make_inputs(attrs.evolve(shape, layout=each), torch.device("cpu"), 0) for each in ("row", layout))
+    kept = packed[2].element_size() == 1
+    stored = plain[2].view(torch.uint8) if kept else plain[2].bfloat16()
+    with library._some_device():
+        theirs = transform_humming_weight_scale(stored, to_apply_on_c=packed[2].shape[0] == 1)
+        assert torch.equal(theirs, packed[2].view(torch.uint8) if kept else packed[2])
+        if name == "ct_int4_zp":
+            zeros = torch.stack([plain[3] >> shift & 15 for shift in range(0, 32, 4)], 1).flatten(0, 1).to(torch.uint8)
+            assert torch.equal(transform_humming_zero_point(zeros, dtypes.uint4), packed[3])

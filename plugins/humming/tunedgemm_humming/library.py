@@ -35,7 +35,7 @@ _OF_LAUNCH = ("configs", "inputs", "weight", "weight_scale", "weight_scale_2", "
 _OF_CHOICE = ("layer_config", "shape_m", "gemm_type", "device")
 #: What Humming asks a device about to compile for Hopper.
 _HOPPER = types.SimpleNamespace(index=0, is_ppu=False, sm_version=90, sm_major=9, sm_minor=0, max_registers_per_sm=1 << 16)
-#: Bytes of shared memory of a multiprocessor of Hopper, and those that each block takes besides.
+#: Bytes of shared memory of a multiprocessor of Hopper, and those that CUDA takes of each block.
 _SHARED, _RESERVED = 228 << 10, 1 << 10
 
 _lock = ForkSafeLock()

@@ -7,7 +7,7 @@ from tunedgemm.tools.launching import format_of, kind_of
 
 OPS = ("a16wn",)
 GFX = "sm_90"
-#: Layouts whose operands Humming reads as they are.
+#: Layouts whose operands Humming reads without a copy.
 MARLIN, HUMMING = LAYOUTS = ("marlin", "humming")
 DTYPES = ("bf16", "fp16")
 #: Divisor of N and K: WGMMA's four warps have 32 rows of the weight each.

@@ -1,7 +1,7 @@
 """Map solution names (column ``kernelName``) to configurations of Humming's kernel and back.
 
-``default_wgmma_64x128x64_warp64x32x64_stages4_streamk_tma_ws``: the instruction, the tiles of a
-block and of a warp along M, N and K, the stages of the pipeline, then what is switched on.
+``default_wgmma_64x128x64_warp64x32x64_stages4_streamk_tma_ws``: the instruction, then the tiles of
+a block and of a warp along M, N and K. The stages of the pipeline and what is switched on follow.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Config:
         stream_k: whether blocks share tiles, parts of K each.
         tma: whether the TMA loads and stores.
         plain_c: whether the output is stored without the TMA.
-        specialised: whether warps of their own load.
+        specialised: whether some warps load and others compute.
         split_wait: whether WGMMA's issue and wait are apart.
         ctas: blocks of a multiprocessor.
         cast: blocks that share a load of x.
@@ -79,7 +79,7 @@ class Config:
 
     @property
     def locks(self) -> int:
-        """Return how many groups of warps store a tile: each has a lock of its own."""
+        """Return how many groups of warps store a tile: each takes a lock."""
         groups = self.tile[0] // self.warp[0] * (self.tile[1] // self.warp[1]) // 4
         return max(groups, 1)
 

@@ -1,7 +1,7 @@
 """The plugin's backend over a Humming that computes on the host, for processes that tests start.
 
-A launch decodes its operands thread by thread, as Humming's kernel holds them. Nothing of that is of
-the core, so a wrong order of codes, scales or zero points gives a wrong product.
+A launch decodes its operands thread by thread, as Humming's kernel holds them. That needs nothing
+of the core, so a wrong order of codes, scales or zero points gives a wrong product.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def codes_of(words: torch.Tensor, bits: int, n: int, k: int) -> torch.Tensor:
     flat = torch.empty(k // 16, n // 64, 32, bits, per, dtype=torch.int64)
     for place in range(per):  # get_interleaved_index
         flat[..., place % (per // 2) * 2 + place // (per // 2)] = words.view(k // 16, n // 64, 32, bits) >> place * bits & (1 << bits) - 1
-    # Threads are 8 by 4. Each holds 16 rows by four, then 8 rows by two, 8 columns by two, and pairs.
+    # Threads are 8 by 4. Each has 16 rows by four, then 8 rows by two, 8 columns by two, and pairs.
     return flat.view(k // 16, n // 64, 8, 4, 4, 2, 2, 2).permute(1, 4, 5, 2, 0, 6, 3, 7).reshape(n, k)
 
 
