@@ -238,7 +238,9 @@ def _humming(shape: Shape) -> Callable[..., torch.Tensor]:
 
 
 def _repacked(layout: str, shape: Shape, backend: Backend | None = None) -> Callable[..., torch.Tensor]:
-    """Return the product of a backend's first solution, by default vLLM's operator, by a weight that is repacked once.
+    """Return the product of a backend's first solution, by a weight that is repacked once.
+
+    The backend is `vllm` by default, where the operator chooses the kernel.
 
     Raises:
         KeyError: the backend does not serve the format, group or sizes.

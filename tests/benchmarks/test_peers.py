@@ -118,7 +118,7 @@ def test_the_decoded_weight_is_a_peer_of_weight_only_products(peers: ModuleType)
 
 @pytest.mark.usefixtures("small_cache")
 def test_hummings_choice_is_compiled_first(peers: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It is the first of the plugin's list, by a weight in Marlin's layout where that has Humming's operands."""
+    """It is the first of the plugin's list, by a weight in Marlin's layout where that serves."""
     monkeypatch.syspath_prepend(ROOT.parent / "plugins/humming/tests/installed")
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path))
     fake = importlib.import_module("fake_humming")
