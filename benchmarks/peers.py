@@ -4,6 +4,9 @@ deepgemm
     DeepGEMM: bf16, and fp8 with scales by block. From `deep_gemm`, or from the copy in an installed
     vLLM. It compiles a kernel for each shape at its first call, with nvcc. For `fmoe` its two
     grouped products alone, over rows that are sorted and quantised already: a floor.
+humming
+    Humming's product for `a16wn` by the plugin `humming`: its own choice for the shape, compiled
+    first. The weight is in Marlin's layout where that serves both, else in Humming's.
 linear
     F.linear in the dtype of the activations, by the decoded weight: what `a16wn` competes with.
 marlin, machete
@@ -35,6 +38,7 @@ from typing import Any
 
 import attrs
 import torch
+from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import current_device
 from tunedgemm.dtype import torch_dtype
@@ -43,7 +47,6 @@ from tunedgemm.ops import op_named
 from tunedgemm.ops.formats.repacked import repack_weight
 from tunedgemm.ops.formats.shuffle import plain_weight
 from tunedgemm.ops.formats.weight_only import Weight, decode
-from tunedgemm.ops.repacked import PACKINGS
 from tunedgemm.ops.weight_formats import format_of
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
@@ -222,20 +225,38 @@ def _stored(shape: Shape) -> tuple[torch.Tensor, Weight]:
     return x, Weight(*operands[:5])
 
 
-def _repacked(layout: str, shape: Shape) -> Callable[..., torch.Tensor]:
-    """Return the product of vLLM's operator for a layout, by a weight that is repacked once.
+def _humming(shape: Shape) -> Callable[..., torch.Tensor]:
+    """Return the product of Humming's own choice, in the layout that it reads.
 
     Raises:
-        KeyError: the operator does not serve the format, group or sizes.
+        KeyError: it does not serve the format, group or sizes.
+    """
+    from tunedgemm_humming import humming
+
+    own = shape.op == "a16wn" and op_named(shape.op).problem(attrs.evolve(shape, layout="humming"))
+    return _repacked("marlin" if own else "humming", shape, humming)
+
+
+def _repacked(layout: str, shape: Shape, backend: Backend | None = None) -> Callable[..., torch.Tensor]:
+    """Return the product of a backend's first solution, by a weight that is repacked once.
+
+    The backend is `vllm` by default, where the operator chooses the kernel.
+
+    Raises:
+        KeyError: the backend does not serve the format, group or sizes.
     """
     if shape.op != "a16wn":
         raise KeyError(shape.op)
-    from tunedgemm_vllm import vllm
+    if backend is None:
+        from tunedgemm_vllm import vllm as backend
 
-    moved = attrs.evolve(shape, layout=layout)
-    if reason := op_named(shape.op).problem(moved) or str(vllm.refusal(moved, current_device()) or ""):
+    moved, device = attrs.evolve(shape, layout=layout), current_device()
+    if reason := op_named(shape.op).problem(moved) or str(backend.refusal(moved, device) or ""):
         raise KeyError(reason)
-    bound = vllm.bind(vllm.solutions(moved, current_device())[0], moved, current_device())
+    first = backend.solutions(moved, device)[0]
+    if "prepare" in backend.functions:
+        backend.prepare(first, moved, device)
+    bound = backend.bind(first, moved, device)
     if not isinstance(bound, Launcher):
         raise KeyError(str(bound))
     stored = repack_weight(_stored(shape)[1], str(shape["w_format"]), layout, torch_dtype(shape.dtype))
@@ -249,7 +270,8 @@ def _repacked(layout: str, shape: Shape) -> Callable[..., torch.Tensor]:
 PEERS: dict[str, Callable[[Shape], Callable[..., torch.Tensor]]] = {
     "deepgemm": _deepgemm,
     "linear": _linear,
-    **{layout: functools.partial(_repacked, layout) for layout in PACKINGS},
+    "humming": _humming,
+    **{layout: functools.partial(_repacked, layout) for layout in ("marlin", "machete")},
     "persistent": _persistent,
     "vllm": _vllm,
 }

@@ -31,7 +31,7 @@ offered
     took.
 op
     Our op in a compiled graph.
-deepgemm, persistent, vllm
+deepgemm, humming, linear, machete, marlin, persistent, vllm
     Kernels of other projects, see `peers.py`.
 any other name
     Another of torch's routes to the result.

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
+import tunedgemm_humming
 import tunedgemm_vllm
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device
@@ -113,6 +114,21 @@ def test_the_decoded_weight_is_a_peer_of_weight_only_products(peers: ModuleType)
     for shape in (_decoded("gptq_int4_zp", 128), _decoded("nvfp4", 16)):
         assert isinstance(peers.peer("linear", shape), Launcher)
     assert peers.peer("linear", BLOCKS) == "linear has no a8w8_blockscale: a8w8_blockscale"
+
+
+@pytest.mark.usefixtures("small_cache")
+def test_hummings_choice_is_compiled_first(peers: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is the first of the plugin's list, by a weight in Marlin's layout where that serves."""
+    monkeypatch.syspath_prepend(ROOT.parent / "plugins/humming/tests/installed")
+    monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path))
+    fake = importlib.import_module("fake_humming")
+    monkeypatch.setattr(tunedgemm_humming, "humming", fake.fakehumming)
+    for name, group in (("gptq_int4", 128), ("gptq_int4_zp", 32), ("fp8_channel", 0), ("mxfp8", 32), ("nvfp4", 16)):
+        assert isinstance(peers.peer("humming", _decoded(name, group, 128)), Launcher)
+    assert [kernel["block_shape"] for kernel in fake.built] == [(8, 128, 128)] * 5
+    assert peers.peer("humming", BLOCKS) == "humming has no a8w8_blockscale: a8w8_blockscale"
+    wanted = "humming has no a16wn: dtype: int8_channel must be with fp16, since its codes for bf16 are not Marlin's (got bf16)"
+    assert peers.peer("humming", _decoded("int8_channel", 0, 128)) == wanted
 
 
 @pytest.mark.usefixtures("small_cache")

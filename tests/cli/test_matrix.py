@@ -148,7 +148,7 @@ torch_seconds, output = time.process_time() - start, io.StringIO()
 from tunedgemm.cli import main
 with contextlib.redirect_stdout(output):
     assert main(["plugins"]) == 0
-heavy = {"triton", "vllm", "deep_gemm", "quack", "cutlass", "aiter"} & set(sys.modules)
+heavy = {"triton", "vllm", "deep_gemm", "quack", "cutlass", "aiter", "humming"} & set(sys.modules)
 print(json.dumps([torch_seconds, time.process_time() - start, output.getvalue(), sorted(heavy)]))
 """
 

@@ -36,7 +36,7 @@ class Order:
 
 #: Layouts of `a16wn` that depend on the format of the weight; see `tunedgemm.ops.repacked`. Memory
 #: from which such operands were made is noted as the checkpoint's.
-REPACKED, CHECKPOINT = ("marlin", "machete"), "checkpoint"
+REPACKED, CHECKPOINT = ("marlin", "machete", "humming"), "checkpoint"
 #: Named layouts. In ``columns128``, the 128-byte packs of all rows at one K index are contiguous.
 _ORDERS = {"columns128": Order(0, 128)}
 #: AITER's names: rows per block, half of the divisor of K, then ``p`` and the bytes per pack if not

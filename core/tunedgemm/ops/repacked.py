@@ -20,7 +20,7 @@ from tunedgemm.shape import Shape
 if TYPE_CHECKING:
     import torch
 
-MARLIN, MACHETE = REPACKED
+MARLIN, MACHETE, HUMMING = REPACKED
 
 
 @attrs.frozen
@@ -47,15 +47,18 @@ _INTEGERS = ("uint4b8", "uint4", "uint8b128")
 #: Marlin: a thread of a warp holds the fragments of mma.m16n8k16 of 16 rows and 16 elements of K.
 #: Machete: a thread of two warpgroups holds those of wgmma.m64k16 of 128 rows and 64 elements of K.
 #: 4-bit codes alternate within 8, so that one mask takes every other of them.
+_MARLIN = Packing(
+    (-1, 4, 2, 8),
+    (-1, 2, 4, 2),
+    {4: (4, 0, 3, 6, 1, 7, 2, 5), 8: (4, 0, 3, 6, 1, 2, 7, 5)},
+    (*_INTEGERS, "float8_e4m3fn", "float4_e2m1f"),
+    ((64, 128), (128, 64)),
+    (0, 16, 32, 64, 128),
+)
+#: Humming has Marlin's codes. Its scales of floats and its zero points are others; symmetric
+#: integers are the same in both, and have the layout of Marlin alone.
 PACKINGS = {
-    MARLIN: Packing(
-        (-1, 4, 2, 8),
-        (-1, 2, 4, 2),
-        {4: (4, 0, 3, 6, 1, 7, 2, 5), 8: (4, 0, 3, 6, 1, 2, 7, 5)},
-        (*_INTEGERS, "float8_e4m3fn", "float4_e2m1f"),
-        ((64, 128), (128, 64)),
-        (0, 16, 32, 64, 128),
-    ),
+    MARLIN: _MARLIN,
     MACHETE: Packing(
         (-1, 2, 4, 2, 8),
         (-1, 4, 2, 4, 2),
@@ -64,6 +67,7 @@ PACKINGS = {
         ((128, 64),),
         (0, 64, 128),
     ),
+    HUMMING: attrs.evolve(_MARLIN, kinds=("uint4", "float8_e4m3fn", "float4_e2m1f")),
 }
 
 

@@ -56,7 +56,7 @@ def machete_place(n, k, bits):
 
 
 @listed("name", ["ct_int4", "awq_int4", "int8_channel", "fp8_channel", "nvfp4"])
-@listed(("layout", "place"), [("marlin", marlin_place), ("machete", machete_place)])
+@listed(("layout", "place"), [("marlin", marlin_place), ("machete", machete_place), ("humming", marlin_place)])
 def test_places_of_codes(name, layout, place):
     """Each code is where the kernel's thread takes it; integers of 8 bits have 128 added."""
     form = FORMATS[name]
@@ -104,6 +104,27 @@ def test_scales_of_floats_in_marlin(dtype):
         for group in range(K // 16):
             byte, scale = int(found.w_scale.view(torch.uint8)[group, at]), float(stored.w_scale[n, group])
             assert (1 + (byte & 7) / 8) * 2.0 ** ((byte >> 3) - 15) == scale * 128
+
+
+@listed("name", ["fp8_channel", "fp8_block", "mxfp8", "nvfp4", "gptq_int4_zp"])
+def test_scales_and_zero_points_in_humming(name):
+    """They are in Marlin's order; scales of 8 bits and the global scale are the checkpoint's."""
+    stored, form = stored_as(name), FORMATS[name]
+    found = repack_weight(stored, name, "humming")
+    scale = stored.w_scale.t() if form.is_kn else stored.w_scale.repeat_interleave(form.rows, 0)
+    for n in range(N):
+        at = n // 64 * 64 + n % 8 * 8 + n % 64 // 8
+        if name in ("mxfp8", "nvfp4"):
+            assert torch.equal(found.w_scale[:, at].view(torch.uint8), scale[n].view(torch.uint8))
+        else:
+            at = at if len(found.w_scale) > 1 else n // 32 * 32 + n % 8 // 2 * 8 + n % 32 // 8 * 2 + n % 2
+            assert torch.equal(found.w_scale[:, at], scale[n].bfloat16().view(-1))
+    assert found.w_global_scale is stored.w_global_scale
+    if form.zeros is not None:
+        zeros = (unpack(stored.w_zeros, form, "n") + 1) % 16
+        for n in range(N):
+            at = n // 64 * 64 + n % 8 * 8 + n % 64 // 8
+            assert torch.equal(found.w_zeros[:, at // 8] >> 4 * (at % 8) & 15, zeros[n])
 
 
 def test_small_scales_of_nvfp4_are_lifted_or_lost():
@@ -165,7 +186,8 @@ def test_act_order_sorts_the_columns():
         ("nvfp4", 16, "machete", (128, 128), "layout machete has no nvfp4; pass the weight as the checkpoint stores it"),
         ("ct_int4", 64, "marlin", (64, 64), "layout marlin needs N and K to be multiples of 64 and 128 or 128 and 64 (got 64 and 64)"),
         ("ct_int4", 64, "machete", (64, 128), "layout machete needs N and K to be multiples of 128 and 64 (got 64 and 128)"),
-        ("ct_int4", 64, "exllama", (64, 128), "layout must be row or marlin or machete (got exllama)"),
+        ("ct_int4", 64, "humming", (128, 128), "layout humming has no ct_int4; pass the weight as the checkpoint stores it"),
+        ("ct_int4", 64, "exllama", (64, 128), "layout must be row or marlin or machete or humming (got exllama)"),
     ],
 )
 def test_what_a_layout_lacks(name, group, layout, sizes, message):

@@ -5,10 +5,12 @@ where one scale serves the row. Those of fp8 contain the difference of the expon
 and x. nvfp4's are e4m3 scales as five bits of exponent and three of mantissa, 2^7 times as large:
 smaller ones than 2^-6 and negative ones become 0. Its global scale compensates for that. Machete's
 scales are in order. Its zero points are minus scale times zero point, rounded to the dtype of x.
+Humming's scales are in Marlin's order, with the checkpoint's values of 8 bits and global scale.
 """
 
 from __future__ import annotations
 
+import attrs
 import torch
 
 from tunedgemm.dtype import short_dtype, torch_dtype
@@ -18,7 +20,7 @@ from tunedgemm.ops.formats.scales import E8M0
 from tunedgemm.ops.formats.shuffle import as_shuffled, plain_weight
 from tunedgemm.ops.formats.weight_only import Weight, _by_row, _values_of, unpack
 from tunedgemm.ops.layout import CHECKPOINT, note_order
-from tunedgemm.ops.repacked import MARLIN, PACKINGS, kind_of, misfit
+from tunedgemm.ops.repacked import HUMMING, MACHETE, MARLIN, PACKINGS, kind_of, misfit, stored_as
 from tunedgemm.ops.weight_formats import WeightFormat, format_named, format_of
 from tunedgemm.shape import Shape
 
@@ -39,7 +41,7 @@ def repack_weight(stored: Weight, w_format: str, layout: str, dtype: torch.dtype
     Args:
         stored: the weight as the checkpoint stores it.
         w_format: name of its format.
-        layout: ``marlin`` or ``machete``.
+        layout: ``marlin``, ``machete`` or ``humming``.
         dtype: dtype of x.
 
     Raises:
@@ -63,18 +65,21 @@ def repack_weight(stored: Weight, w_format: str, layout: str, dtype: torch.dtype
     if stored.w_zeros is not None:
         zeros = (unpack(stored.w_zeros, form, "n")[:n] + (form.zeros or 0)) & ((1 << form.bits) - 1)
     factor = stored.w_global_scale
-    if layout == MARLIN:
-        scale, factor = _marlin_scales(form, stored, scale.t(), dtype)
-        zeros = None if zeros is None else _pack_zeros(zeros.t())
-    else:
+    if layout == MACHETE:
         scale = scale.t().to(dtype).contiguous()
         zeros = None if zeros is None else (-scale * zeros.t().to(dtype)).contiguous()
+    elif layout == HUMMING:
+        scale = _humming_scales(form, stored, scale.t(), dtype)
+        zeros = None if zeros is None else _pack_zeros(zeros.t(), alternate=False)
+    else:
+        scale, factor = _marlin_scales(form, stored, scale.t(), dtype)
+        zeros = None if zeros is None else _pack_zeros(zeros.t())
     weight = as_shuffled(_packed(codes, form, layout).view(*stored.weight.shape[:-1], -1).view(stored.weight.dtype), layout)
     repacked = Weight(weight, scale, zeros, None if order is None else order.to(torch.int32), factor)
-    for operands, noted in ((stored, CHECKPOINT), (repacked, layout)):
-        for operand in (operands.w_scale, operands.w_zeros, operands.w_index, operands.w_global_scale):
-            if operand is not None:
-                note_order(operand, noted, in_keys=noted != CHECKPOINT)
+    for one, other in zip(attrs.astuple(stored, recurse=False)[1:], attrs.astuple(repacked, recurse=False)[1:], strict=True):
+        if one is not None and other is not None and one.data_ptr() != other.data_ptr():  # else both layouts share it
+            note_order(one, CHECKPOINT, in_keys=False)
+            note_order(other, layout, in_keys=True)
     return repacked
 
 
@@ -92,7 +97,11 @@ def decode_repacked(shape: Shape, stored: Weight, dtype: torch.dtype) -> tuple[t
     codes, scale, zeros, factor = _unpacked(plain_weight(stored.weight), form, shape), stored.w_scale, None, stored.w_global_scale
     if shape.layout == MARLIN:
         scale, factor = _scales_of_marlin(form, stored, torch_dtype(shape.dtype))
-        zeros = None if stored.w_zeros is None else _unpack_zeros(stored.w_zeros)
+    elif shape.layout == HUMMING:
+        scale = _moved((scale.view(E8M0) if "e8m0" in form.scale else scale).float())
+        factor = None if factor is None else factor.reshape(())
+    if shape.layout != MACHETE and stored.w_zeros is not None:
+        zeros = _unpack_zeros(stored.w_zeros, alternate=shape.layout == MARLIN)
     scale = scale.to(torch.float32).t()
     out = torch.zeros(n, k, dtype=dtype, device=codes.device)
     for part in slices(n, k):
@@ -172,6 +181,13 @@ def _marlin_scales(form: WeightFormat, stored: Weight, scale: torch.Tensor, dtyp
     return five_bits, stored.w_global_scale.reshape(()) * 2.0 ** _OF_NVFP4[dtype] / lift
 
 
+def _humming_scales(form: WeightFormat, stored: Weight, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the scales [groups, N] of a weight as Humming reads them: those of 8 bits are kept."""
+    if not (kept := stored_as(form, HUMMING).scale):
+        return _moved(scale).to(dtype)
+    return _moved(stored.w_scale.view(torch.uint8).t()).view(torch_dtype(kept[0]))
+
+
 def _scales_of_marlin(form: WeightFormat, stored: Weight, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Invert `_marlin_scales`, in float32 and in order."""
     scale, factor = stored.w_scale, stored.w_global_scale
@@ -184,15 +200,17 @@ def _scales_of_marlin(form: WeightFormat, stored: Weight, dtype: torch.dtype) ->
     return _moved(scale.float()) / 2.0**exponent, None
 
 
-def _pack_zeros(zeros: torch.Tensor) -> torch.Tensor:
+def _pack_zeros(zeros: torch.Tensor, *, alternate: bool = True) -> torch.Tensor:
     """Pack zero points [groups, N] into int32 [groups, N/8]: 8 x 8 transposed, each 8 in alternation."""
     groups = zeros.shape[0]
-    moved = zeros.reshape(groups, -1, 8, 8).transpose(2, 3).reshape(groups, -1, 4, 2).transpose(2, 3).reshape(groups, -1)
+    moved = zeros.reshape(groups, -1, 8, 8).transpose(2, 3).reshape(groups, -1)
+    moved = moved.reshape(groups, -1, 4, 2).transpose(2, 3).reshape(groups, -1) if alternate else moved
     return (moved[:, ::2] | (moved[:, 1::2] << 4)).contiguous().view(torch.int32)
 
 
-def _unpack_zeros(packed: torch.Tensor) -> torch.Tensor:
+def _unpack_zeros(packed: torch.Tensor, *, alternate: bool = True) -> torch.Tensor:
     """Invert `_pack_zeros`."""
     groups, flat = packed.shape[0], packed.view(torch.uint8)
-    moved = torch.stack([flat & 15, flat >> 4], -1).view(groups, -1, 2, 4).transpose(2, 3)
+    moved = torch.stack([flat & 15, flat >> 4], -1).view(groups, -1)
+    moved = moved.view(groups, -1, 2, 4).transpose(2, 3) if alternate else moved
     return moved.reshape(groups, -1, 8, 8).transpose(2, 3).reshape(groups, -1)
