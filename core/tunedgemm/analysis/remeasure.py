@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,12 +26,15 @@ from tunedgemm.table.lookup import Table
 from tunedgemm.table.row import Row
 from tunedgemm.table.sheet import present
 from tunedgemm.table.untuned import read_shapes
-from tunedgemm.tuner.measure import COMPARISON_ROUNDS, median_and_noise
+from tunedgemm.tuner.measure import COMPARISON_ROUNDS
 from tunedgemm.tuner.select import DEFAULT_TIE, TIE
 from tunedgemm.tuner.trial import Options
 
 #: Fewest rows of unchanged libraries that show how this machine's speed differs from the table's.
 CONTROLS = 5
+#: Half width of a median's 95 % interval in median deviations over the root of their number (normal
+#: distribution). Unlike order statistics it bears a third of slower rows.
+MEDIAN_OF_SPREAD = 1.96 * 1.2533 * 1.4826
 #: Device seconds of a pair, and seconds until calls count as hung and until binding does.
 _SECONDS, _HUNG, _BINDING = 1.0, 30.0, 300.0
 
@@ -115,8 +119,9 @@ class Remeasured:
         """
         if len(self.controls) < CONTROLS:
             return 1.0, SEQUENTIAL
-        median, noise = median_and_noise(self.controls)
-        return median, max(noise, TIE)
+        median = statistics.median(self.controls)
+        spread = statistics.median(abs(factor / median - 1.0) for factor in self.controls)
+        return median, max(MEDIAN_OF_SPREAD * spread / math.sqrt(len(self.controls)), TIE)
 
     def against_table(self, row: Retimed) -> Estimate | None:
         """Return a row's time over the table's, without the machine's drift; None if it does not run."""

@@ -116,7 +116,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _run_command(arguments: argparse.Namespace, arms: tuple[_Arm, _Arm], output: Output) -> int:
-    from tunedgemm.analysis.ab import Arm, Failure, Result, run_command, take_turns
+    from tunedgemm.analysis.ab import Arm, Failure, run_command, take_turns
     from tunedgemm.analysis.ab.turns import AGAIN, A, B
     from tunedgemm.integrations.health import SWITCHES
     from tunedgemm.tuner import Terminated
@@ -127,29 +127,23 @@ def _run_command(arguments: argparse.Namespace, arms: tuple[_Arm, _Arm], output:
     named = [arm.environment(arguments.op) for arm in arms]
     if not any(named):
         named = [dict.fromkeys(SWITCHES, text) for text in "01"]
-    _refuse_equal(named[0] == named[1] or _same_solutions(arms))
+    _refuse_equal({**os.environ, **named[0]} == {**os.environ, **named[1]} or _same_solutions(arms))
     both = {name: Arm(name, variables) for name, variables in zip((A, B), named, strict=True)}
-    runs = {**both, AGAIN: attrs.evolve(both[A], name=A)}
     output.facts |= {"command": arguments.words, "arms": {name: arm.variables for name, arm in both.items()}}
-    kept = Result((), more=arguments.more_is_better)
 
-    def keep(result: Result) -> None:
-        nonlocal kept
-        kept = attrs.evolve(kept, turns=result.turns)
-        output.keep(kept)
+    def run(name: str) -> float:
+        return run_command(arguments.words, both[A if name == AGAIN else name], arguments.number, arguments.timeout or _TIMEOUT)
 
     try:
-        take_turns(lambda name: run_command(arguments.words, runs[name], arguments.number, arguments.timeout or _TIMEOUT),
-            output.turns, keep=keep)  # fmt: skip
+        output.end(take_turns(run, output.turns, more=arguments.more_is_better, keep=output.keep))
     except Failure as error:
-        output.end(attrs.evolve(kept, ended=str(error)))
-        print(*(f"  | {line}" for line in error.lines), sep="\n", end="\n" if error.lines else "", file=sys.stderr)
+        output.end(attrs.evolve(output.result, ended=str(error)))
+        print("\n".join(f"  | {line}" for line in error.lines), file=sys.stderr)
         raise UserError(str(error)) from error
     except KeyboardInterrupt as stop:
-        output.end(attrs.evolve(kept, ended="interrupted"))
+        output.end(attrs.evolve(output.result, ended="interrupted"))
         return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
-    output.end(kept)
-    return int(kept.exceeds(arguments.threshold))
+    return int(output.result.exceeds(arguments.threshold))
 
 
 def _check_number(pattern: str) -> None:

@@ -6,9 +6,11 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tunedgemm.analysis.ab.turns import Result
 from tunedgemm.cli.document import document_text, print_document
 from tunedgemm.errors import UserError
 from tunedgemm.process.files import open_regular, replace_file
+from tunedgemm.tuner.report import number_of
 from tunedgemm.version import __version__
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ class Output:
 
     Attributes:
         facts: facts about the arms.
+        result: the turns so far.
 
     Raises:
         UserError: the file is another document.
@@ -38,6 +41,7 @@ class Output:
 
     def __init__(self, path: Path | None, json: bool, threshold: float, turns: int) -> None:
         self._path, self._json, self._threshold, self.turns = path, json, threshold, turns
+        self.result = Result(())
         self.facts: dict[str, Any] = {"tunedgemm": __version__}
         if path is not None and path.exists():
             with open_regular(path) as file:
@@ -47,6 +51,7 @@ class Output:
 
     def keep(self, result: Result) -> None:
         """Print the last turn, and write all."""
+        self.result = result
         numbers = ", ".join(f"{arm} {number:g}" for arm, number in result.turns[-1].items())
         self._print(f"turn {len(result.turns)} of {self.turns}: {numbers}")
         self._write(result, None)
@@ -93,7 +98,7 @@ def _median(result: Result, arm: str) -> float:
 
 
 def _verdict(result: Result, threshold: float) -> list[str]:
-    lines = [f"ended early, after {len(result.turns)} turns: {result.ended}"] if result.ended else []
+    lines = [f"ended early, after {number_of(len(result.turns), 'turn')}: {result.ended}"] if result.ended else []
     effect, control = result.effect, result.control
     if effect is None or control is None:
         return [*lines, "not resolved: too few turns"]

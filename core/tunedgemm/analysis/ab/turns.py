@@ -70,22 +70,25 @@ class Result:
         return self.verdict == "slower" and self.effect is not None and self.effect.share >= threshold
 
 
-def take_turns(run: Callable[[str], float], count: int, seed: int = 0, keep: Callable[[Result], None] = lambda _: None) -> Result:
+def take_turns(
+    run: Callable[[str], float], count: int, *, more: bool = False, seed: int = 0, keep: Callable[[Result], None] = lambda _: None
+) -> Result:
     """Run the arms in turns; a turn before them is not counted.
 
     Args:
         run: runs an arm and returns its number.
         count: turns that count.
+        more: whether more is better.
         seed: of the orders.
         keep: called with the result so far after each turn.
 
     Raises:
         Exception: *run* raised; *keep* has the turns before.
     """
-    orders, result = random.Random(seed), Result(())
+    orders, result = random.Random(seed), Result((), more)
     for turn in range(count + 1):
         numbers = {arm: run(arm) for arm in orders.sample(ARMS, len(ARMS))}
         if turn:
-            result = Result((*result.turns, {arm: numbers[arm] for arm in ARMS}))
+            result = attrs.evolve(result, turns=(*result.turns, {arm: numbers[arm] for arm in ARMS}))
             keep(result)
     return result

@@ -44,7 +44,7 @@ def measured(arguments: argparse.Namespace, op: Op, file: Path, rows: Sequence[R
         progress=None if quiet else lambda row: print(_row_text(row), flush=True),
     )  # fmt: skip
     if not quiet:
-        print("\n".join(_summary(found, file)), flush=True)
+        print("\n".join(summary_lines(found, file)), flush=True)
     if arguments.stale and found.stale:
         _tune(op, file, found, quiet=quiet)
     return found
@@ -69,7 +69,8 @@ def _row_text(row: Retimed) -> str:
     return f"{head}: {after.us:.2f} us ± {after.noise:.1%}, table {row.row.us:.2f} us{against}"
 
 
-def _summary(found: Remeasured, file: Path) -> Iterator[str]:
+def summary_lines(found: Remeasured, file: Path) -> Iterator[str]:
+    """Yield what was found, as lines."""
     from tunedgemm.analysis.remeasure import CONTROLS
 
     yield f"timed {len(found.rows)} of {number_of(found.of, 'row')}, {found.share:.0%} of the time, on {found.device}"
