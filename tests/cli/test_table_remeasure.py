@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import attrs
 import pytest
 from tunedgemm.analysis.compare import Change, Served
 from tunedgemm.analysis.remeasure import Remeasured, Retimed
-from tunedgemm.cli import main
+from tunedgemm.cli import main, parser
 from tunedgemm.cli.table.remeasure import summary_lines
 from tunedgemm.device import Device, current_device
 from tunedgemm.ops import op_named
@@ -128,3 +130,12 @@ def test_a_shipped_table_is_not_changed(capsys):
     """--stale refuses it, and names the command that tunes its shapes here."""
     assert main(["table", "check", "h100_bf16_tuned_gemm.csv", "--remeasure", "--stale"]) == 2
     assert "stays as it is; `tunedgemm tune -i" in capsys.readouterr().err
+
+
+def test_the_workflow_runs_the_gate():
+    """The command of the example for GitHub Actions parses with the real parser."""
+    text = (Path(__file__).parents[2] / "examples" / "upgrade-gate" / "upgrade-gate.yml").read_text()
+    words = shlex.split(re.findall(r"run: venv/bin/tunedgemm (.*) > gate.json", text)[0])
+    arguments = parser(words).parse_args(words)
+
+    assert arguments.remeasure and arguments.json and arguments.top == 50 and arguments.threshold == 0.03

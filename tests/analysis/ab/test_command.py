@@ -21,6 +21,8 @@ def python(source: str) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "pattern", "number"),
     [("12.5\n", "", 12.5), ("\n 1e-3 \n", "", 1e-3), ("latency: 3 ms\n", "", 3.0), ("P50 3 P99 7 v1.2", r"P99 (\d+)", 7.0),
+     ("Throughput: 4.72 requests/s, 3262.58 total tokens/s, 708.33 output tokens/s", r"([\d.]+) output tokens/s", 708.33),
+     ("Decode.  median latency: 0.012 s\nDecode.  median latency: 0.011 s\n", r"(?s).*Decode.  median latency: ([\d.]+)", 0.011),
      ("tput: 1,234.5", r"tput: ([\d.,]+)", 1234.5)],
 )  # fmt: skip
 def test_the_number_is_found(text, pattern, number):
