@@ -39,46 +39,46 @@ def command(tmp_path, monkeypatch):
 
 def test_a_slow_arm_ends_with_1(command, capsys):
     """B with 1 ms more of 100 is slower by 1 %; the file and --json are one document."""
-    assert main(["ab", "--b", "SLOW=1", "--threshold", "0.8%", "--turns", "5", "-o", "r.json", "--json", *command]) == 1
+    assert main(["ab", "--b", "SLOW=1", "--threshold", "0.8%", "--turns", "8", "-o", "r.json", "--json", *command]) == 1
 
     document = json.loads(capsys.readouterr().out)
     assert document == json.loads(Path("r.json").read_text())
     assert (document["schema"], document["version"]) == ("tunedgemm.ab", 1)
     assert document["command"] == command[1:] and document["arms"] == {"a": {}, "b": {"SLOW": "1"}}
-    assert len(document["turns"]) == 5 and document["verdict"] == "slower" and document["slower"]
+    assert len(document["turns"]) == 8 and document["verdict"] == "slower" and document["slower"]
     assert document["effect"]["share"] == pytest.approx(0.01, abs=0.002) and not document["control"]["resolved"]
 
 
 def test_the_threshold_and_the_direction_decide(command, capsys):
     """Less than the threshold ends with 0; so does a rate that rises."""
-    assert main(["ab", "--b", "SLOW=1", "--threshold", "3", "--turns", "5", *command]) == 0
+    assert main(["ab", "--b", "SLOW=1", "--threshold", "3", "--turns", "8", *command]) == 0
     assert "b is slower than a by 0.9" in (out := capsys.readouterr().out) or "by 1.0" in out
-    assert main(["ab", "--b", "SLOW=9", "--more-is-better", "--turns", "5", *command]) == 0
+    assert main(["ab", "--b", "SLOW=9", "--more-is-better", "--turns", "8", *command]) == 0
     assert "b is faster than a" in capsys.readouterr().out
 
 
 def test_the_arms_are_the_plugin_off_and_on(command, capsys):
     """Without --a and --b the engines' switches are 0 and 1."""
-    assert main(["ab", "--turns", "5", *command]) == 1
+    assert main(["ab", "--turns", "8", *command]) == 1
     assert "b is slower than a by 5.0" in capsys.readouterr().out or "by 4.9" in capsys.readouterr().out
 
 
 def test_noise_is_not_resolved(command, capsys):
     """Arms that differ by a variable of no effect end with 0, and say what is excluded."""
-    assert main(["ab", "--b", "OTHER=1", "--turns", "5", *command]) == 0
+    assert main(["ab", "--b", "OTHER=1", "--turns", "8", *command]) == 0
     assert "not resolved: b over a" in (out := capsys.readouterr().out) and "a slow-down of 1.00% is excluded" in out
 
 
 def test_what_was_measured_before_a_failure_is_kept(command, capsys, monkeypatch):
     """The file has the turns, and why they ended; the exit code is 2."""
-    monkeypatch.setenv("LAST", "20")
+    monkeypatch.setenv("LAST", "29")
 
     assert main(["ab", "--b", "SLOW=1", "--turns", "9", "-o", "r.json", *command]) == 2
 
     out = capsys.readouterr()
     document = json.loads(Path("r.json").read_text())
-    assert len(document["turns"]) == 5 and "no single number" in document["ended"] and document["verdict"] == "slower"
-    assert "| no more" in out.err and "ended early, after 5 turns" in out.out
+    assert len(document["turns"]) == 8 and "no single number" in document["ended"] and document["verdict"] == "slower"
+    assert "| no more" in out.err and "ended early, after 8 turns" in out.out
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -98,7 +98,7 @@ def test_an_interruption_keeps_the_turns(command, capsys, monkeypatch, number):
     ("flags", "what"),
     [
         (["--threshold", "yes", "--", "true"], "expected per cent in 0 to 100, such as 1% (got 'yes')"),
-        (["--turns", "2", "--", "true"], "--turns: must be at least 5"),
+        (["--turns", "7", "--", "true"], "--turns: must be at least 8"),
         (["--turns", "-3", "--", "true"], "--turns"),
         (["--turns", "2.5", "--", "true"], "expected a whole number above 0"),
         (["--timeout", "0", "--", "true"], "expected seconds above 0"),
@@ -152,18 +152,18 @@ def test_tables_of_a_command_are_its_variables(table, command, capsys):
     """Each arm gets the op's variable with the whole path of its table."""
     words = ["--", sys.executable, "-SEc", "import os; print(1 + os.environ['AITER_CONFIG_GEMM_BF16'].endswith('/b.csv'))"]
 
-    assert main(["ab", "--a", table("a.csv", "native"), "--b", table("b.csv", "onednn"), "--turns", "5", *words]) == 1
+    assert main(["ab", "--a", table("a.csv", "native"), "--b", table("b.csv", "onednn"), "--turns", "8", *words]) == 1
     assert "b is slower than a by 100" in capsys.readouterr().out
 
 
 def test_kernels_of_tables_are_timed(table, capsys):
     """Each shape has a line with both solutions, and the document has its rounds."""
-    words = ["ab", "--a", table("a.csv", "native"), "--b", table("b.csv", "onednn"), "--turns", "5", "-o", "r.json"]
+    words = ["ab", "--a", table("a.csv", "native"), "--b", table("b.csv", "onednn"), "--turns", "8", "-o", "r.json"]
 
     assert main(words) in (0, 1)
 
     out = capsys.readouterr().out
     assert "(torch:native), b" in out and "A/A control" in out
     document = json.loads(Path("r.json").read_text())
-    assert document["arms"] == {"a": "a.csv", "b": "b.csv"} and len(document["shapes"][0]["turns"]) == 5
+    assert document["arms"] == {"a": "a.csv", "b": "b.csv"} and len(document["shapes"][0]["turns"]) == 8
     assert document["shapes"][0]["b"]["kernel_name"] == "onednn" and document["op"] == "a16w16"

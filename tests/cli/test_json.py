@@ -162,7 +162,7 @@ def test_every_field_is_documented(both, files, fake_plugins):
     """The page has a section for each document, with its version and each field."""
     page = PAGE.read_text()
     commands = ["table show {a}", "table diff {a} {b}", "table check {a}", "explain {a}:3", "coverage {u} --table {a}", "plugins"]
-    for command in (*commands, "plugins --matrix", "ab echo 1 --b X=1 --turns 5"):
+    for command in (*commands, "plugins --matrix", "ab echo 1 --b X=1 --turns 8"):
         _, document, _ = both(command, **files)
         name = document["schema"]
         section = re.search(rf"^## {re.escape(name)}, version {document['version']}$(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)

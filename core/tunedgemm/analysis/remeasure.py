@@ -78,7 +78,7 @@ class Retimed:
     def against_torch(self) -> Estimate | None:
         """Return the row's time over torch's; None if torch's call is the row's, or failed."""
         ratio = 0.0 if self.failure else self.change.ratio
-        return Estimate(ratio - 1.0, self.change.noise) if ratio else None
+        return Estimate.around(ratio - 1.0, self.change.noise) if ratio else None
 
     @property
     def factor(self) -> float:
@@ -128,7 +128,7 @@ class Remeasured:
         drift, noise = self.drift
         if not row.factor:
             return None
-        return Estimate(row.factor / drift - 1.0, math.hypot(row.change.after.noise, noise, DEFAULT_TIE))
+        return Estimate.around(row.factor / drift - 1.0, math.hypot(row.change.after.noise, noise, DEFAULT_TIE))
 
     @property
     def failed(self) -> Sequence[Retimed]:
@@ -159,7 +159,7 @@ class Remeasured:
         drift, noise = self.drift
         weights = [row.calls * row.change.after.us for row in self.moved]
         own = math.hypot(*(weight * row.change.after.noise for weight, row in zip(weights, self.moved, strict=True))) / sum(weights)
-        return Estimate(sum(weights) / before / drift - 1.0, math.hypot(own, noise))
+        return Estimate.around(sum(weights) / before / drift - 1.0, math.hypot(own, noise))
 
     @property
     def costs(self) -> bool:

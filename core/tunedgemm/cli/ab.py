@@ -43,7 +43,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--op", default="", help="op of the list or the tables; default: by the files' columns and names")
     turns = parser.add_argument_group("turns")
     add = turns.add_argument
-    add("--turns", type=positive_number, metavar="N", help=f"counted turns, at least 5 (default: {_TURNS}, of kernels {_ROUNDS})")
+    add("--turns", type=positive_number, metavar="N", help=f"counted turns, at least 8 (default: {_TURNS}, of kernels {_ROUNDS})")
     number = "regular expression whose group is the number; default: standard output is one number"
     add("--number", default="", metavar="REGEX", help=number)
     add("--more-is-better", action="store_true", help="the number is a rate, such as tokens per second; default: a time")

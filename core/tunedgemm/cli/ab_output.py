@@ -104,12 +104,12 @@ def _verdict(result: Result, threshold: float) -> list[str]:
         return [*lines, "not resolved: too few turns"]
     lines += [f"medians of {len(result.turns)} turns: " + ", ".join(f"{arm} {_median(result, arm):g}" for arm in result.turns[0])]
     lines += [f"A/A control: {control}" + ("; b must differ by more than it" if control.resolved else "")]
-    change = f"{abs(effect.share):.2%} ± {effect.noise:.2%}"
+    interval = f"[{effect.low:+.2%}, {effect.high:+.2%}]"
     if result.verdict != "not resolved":
-        return [*lines, f"b is {result.verdict} than a by {change}"]
-    excluded = effect.share + effect.noise < threshold
+        return [*lines, f"b is {result.verdict} than a by {abs(effect.share):.2%} {interval}"]
+    excluded = effect.high < threshold
     most = f"a slow-down of {threshold:.2%} is {'excluded' if excluded else 'not excluded; more turns narrow the interval'}"
-    return [*lines, f"not resolved: b over a {effect.share:+.2%} ± {effect.noise:.2%}; {most}"]
+    return [*lines, f"not resolved: b over a {effect.share:+.2%} {interval}; {most}"]
 
 
 def _facts(result: Result) -> dict[str, Any]:

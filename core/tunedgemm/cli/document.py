@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from tunedgemm.analysis.estimate import Estimate
 from tunedgemm.device import Device
 from tunedgemm.shape import Shape
@@ -50,7 +52,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Device):
         return plain({"gfx": value.gfx, "cu_num": value.cu_num, "name": value.name, "versions": dict(value.versions)})
     if isinstance(value, Estimate):
-        return {"share": plain(value.share), "noise": plain(value.noise), "resolved": value.resolved}
+        return plain({**attrs.asdict(value), "resolved": value.resolved})
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, Sequence | set | frozenset):

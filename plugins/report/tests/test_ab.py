@@ -14,15 +14,15 @@ from tunedgemm_report.ab import read_ab
 def written(tmp_path):
     """Write the document of an A/B of a command that prints 1."""
     path = tmp_path / "ab.json"
-    assert main(["ab", "--b", "X=1", "--turns", "5", "-o", str(path), "--", "echo", "1"]) == 0
+    assert main(["ab", "--b", "X=1", "--turns", "8", "-o", str(path), "--", "echo", "1"]) == 0
     return path
 
 
 def test_a_document_becomes_texts(written):
     """Show the command, both arms, the estimates and the verdict."""
     assert read_ab(written) == {
-        "path": str(written), "what": "echo 1", "a": "no variables", "b": "X=1", "turns": "5 turns",
-        "effect": "+0.00% ± 0.00%", "control": "+0.00% ± 0.00%", "verdict": "not resolved",
+        "path": str(written), "what": "echo 1", "a": "no variables", "b": "X=1", "turns": "8 turns",
+        "effect": "+0.00% [+0.00%, +0.00%]", "control": "+0.00% [+0.00%, +0.00%]", "verdict": "not resolved",
     }  # fmt: skip
 
 

@@ -320,8 +320,8 @@ def test_two_sides(visit: Open, tmp_path: Path) -> None:
 
 def test_an_ab_has_its_section(visit: Open, tmp_path: Path) -> None:
     """Show arms, estimates and verdict as text; without a file the section is hidden."""
-    texts = {"path": "ab.json", "what": EVIL, "a": "X=1", "b": "X=2", "turns": "9 turns", "effect": "+3.00% ± 0.20%",
-        "control": "+0.01% ± 0.30%", "verdict": "B is slower"}  # fmt: skip
+    texts = {"path": "ab.json", "what": EVIL, "a": "X=1", "b": "X=2", "turns": "9 turns", "effect": "+3.00% [+2.80%, +3.20%]",
+        "control": "+0.01% [-0.30%, +0.30%]", "verdict": "B is slower"}  # fmt: skip
     for name, given in (("with", [texts]), ("without", [])):
         (tmp_path / f"{name}.html").write_text(page(document(read_findings(FILES), ab=given)))
 

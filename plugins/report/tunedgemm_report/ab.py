@@ -51,4 +51,4 @@ def _arm(arm: Mapping[str, str] | str) -> str:
 
 
 def _estimate(found: Mapping[str, Any] | None) -> str:
-    return "too few turns" if found is None else f"{found['share']:+.2%} ± {found['noise']:.2%}"
+    return "too few turns" if found is None else f"{found['share']:+.2%} [{found['low']:+.2%}, {found['high']:+.2%}]"

@@ -27,7 +27,7 @@ def test_a_planted_slow_down_is_found(slow, turns, noise, more):
     results = [measured(slow, seed, turns=turns, noise=noise, more=more) for seed in range(20)]
 
     assert [result.verdict for result in results] == ["slower"] * 20
-    assert all(result.effect.share == pytest.approx(slow, abs=0.01) for result in results)
+    assert all(result.effect.share == pytest.approx(slow, abs=0.015) for result in results)
     assert all(result.exceeds(slow / 2) for result in results)
 
 
@@ -37,6 +37,22 @@ def test_a_null_is_reported_as_null():
 
     assert verdicts[:20].count("not resolved") >= 19
     assert verdicts.count("not resolved") >= 392
+
+
+def test_disturbed_turns_do_not_hide_a_slow_down():
+    """Two of 20 runs of an arm take 20 % longer, and 3 % is still found; without it nothing is."""
+
+    def run(slow: float) -> Result:
+        chance, runs = random.Random(3), []
+
+        def one(arm: str) -> float:
+            runs.append(arm)
+            return chance.gauss(100.0, 0.3) * (1 + slow * (arm == "b")) * (1.2 if len(runs) % 29 == 7 else 1.0)
+
+        return take_turns(one, 20)
+
+    assert run(0.03).verdict == "slower" and run(0.03).effect.share == pytest.approx(0.03, abs=0.005)
+    assert run(0.0).verdict == "not resolved"
 
 
 def test_a_gain_never_fails():
@@ -74,7 +90,7 @@ def test_the_first_turn_is_not_counted():
 
 
 def test_few_turns_resolve_nothing():
-    """Fewer turns than five have no interval."""
-    result = Result(({"a": 1.0, "b": 2.0, "again": 1.0},) * 4)
+    """Fewer turns than eight have no interval."""
+    result = Result(({"a": 1.0, "b": 2.0, "again": 1.0},) * 7)
 
     assert result.effect is None and result.verdict == "not resolved" and not result.exceeds(0.0)

@@ -17,8 +17,8 @@ from tunedgemm.analysis.estimate import Estimate, paired
 
 #: The arms of each turn.
 A, B, AGAIN = ARMS = ("a", "b", "again")
-#: Fewest turns: with fewer, an interval is as wide as several times the spread.
-FEWEST_TURNS = 5
+#: Fewest turns: with fewer, equal arms all lie on one side too often for the interval's confidence.
+FEWEST_TURNS = 8
 
 
 @attrs.frozen
@@ -62,8 +62,8 @@ class Result:
         effect, control = self.effect, self.control
         if effect is None or control is None:
             return "not resolved"
-        least = effect.noise + (abs(control.share) if control.resolved else 0.0)
-        return "not resolved" if abs(effect.share) <= least else "slower" if effect.share > 0 else "faster"
+        least = abs(control.share) if control.resolved else 0.0
+        return "slower" if effect.low > least else "faster" if effect.high < -least else "not resolved"
 
     def exceeds(self, threshold: float) -> bool:
         """Tell whether B is slower, and by at least a threshold."""

@@ -86,7 +86,11 @@ def summary_lines(found: Remeasured, file: Path) -> Iterator[str]:
     else:
         versions = {f"{row.row.solution.libtype} {row.row.libver} -> {row.libver or 'unknown'}": None for row in found.moved}
         verb = "costs" if found.cost.share > 0 else "saves"
-        what = f"{verb} {abs(found.cost.share):.1%} ± {found.cost.noise:.1%}" if found.cost.resolved else f"costs: {found.cost}"
+        what = (
+            f"{verb} {abs(found.cost.share):.1%} ± {found.cost.high - found.cost.share:.1%}"
+            if found.cost.resolved
+            else f"costs: {found.cost}"
+        )
         yield f"this upgrade {what} on these {number_of(len(found.moved), 'shape')} ({', '.join(versions)})"
     least = f" by {found.threshold:.1%} or more"
     for rows, what in (
