@@ -69,7 +69,7 @@ def paired(ratios: Sequence[float], least: float = 0.0) -> Estimate:
 def _rank(count: int) -> int:
     """Return how many means of pairs are outside each end of the interval.
 
-    It is the largest sum of ranks that equal arms reach with at most half of the error's probability.
+    It is the largest sum of ranks that equal arms reach with at most half the error's probability.
     """
     most = count * (count + 1) // 2
     if count > _EXACT:

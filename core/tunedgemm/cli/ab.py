@@ -91,13 +91,11 @@ class _Arm:
 
     def environment(self, op: str) -> dict[str, str]:
         """Return its variables with those that name its tables."""
-        from tunedgemm.ops import op_named
-        from tunedgemm.table.csvfile import infer_op
+        from tunedgemm.analysis.results.files import op_of_table
 
         named: dict[str, list[str]] = {}
         for path in self.tables:
-            of = op_named(op) if op else infer_op([path])
-            named.setdefault(of.columns.variable, []).append(str(path.absolute()))
+            named.setdefault(op_of_table(path, op).columns.variable, []).append(str(path.absolute()))
         return {**{name: os.pathsep.join(paths) for name, paths in named.items()}, **self.variables}
 
 
@@ -127,7 +125,7 @@ def _run_command(arguments: argparse.Namespace, arms: tuple[_Arm, _Arm], output:
     named = [arm.environment(arguments.op) for arm in arms]
     if not any(named):
         named = [dict.fromkeys(SWITCHES, text) for text in "01"]
-    _refuse_equal({**os.environ, **named[0]} == {**os.environ, **named[1]} or _same_solutions(arms))
+    _refuse_equal({**os.environ, **named[0]} == {**os.environ, **named[1]} or _same_solutions(arms, arguments.op))
     both = {name: Arm(name, variables) for name, variables in zip((A, B), named, strict=True)}
     output.facts |= {"command": arguments.words, "arms": {name: arm.variables for name, arm in both.items()}}
 
@@ -160,13 +158,14 @@ def _refuse_equal(equal: bool) -> None:
         raise UserError("--a and --b: the arms are equal; name two tables, or another value for one")
 
 
-def _same_solutions(arms: tuple[_Arm, _Arm]) -> bool:
+def _same_solutions(arms: tuple[_Arm, _Arm], op: str) -> bool:
     """Tell whether two arms differ by tables alone, whose rows have the same solutions."""
-    from tunedgemm.table.csvfile import infer_op, read_rows
+    from tunedgemm.analysis.results.files import op_of_table
+    from tunedgemm.table.csvfile import read_rows
 
     if not (arms[0].tables and arms[1].tables) or arms[0].variables != arms[1].variables:
         return False
-    rows = [{(row.key, row.solution) for path in arm.tables for row in read_rows(path, infer_op([path]))[0]} for arm in arms]
+    rows = [{(row.key, row.solution) for path in arm.tables for row in read_rows(path, op_of_table(path, op))[0]} for arm in arms]
     return rows[0] == rows[1]
 
 
@@ -184,7 +183,7 @@ def _run_kernels(arguments: argparse.Namespace, arms: tuple[_Arm, _Arm], output:
             raise UserError(f"--{flag.replace('_', '-')}: is for a command; add one after --")
     if not tables and listed is None:
         raise UserError("ab: needs a command after --, tables (--a, --b), or a list of shapes (-i)")
-    _refuse_equal(_same_solutions(arms))
+    _refuse_equal(_same_solutions(arms, arguments.op))
     op = op_of(arguments, tables or [listed] if listed else tables)
     texts = [", ".join(map(str, arm.tables)) or what for arm, what in zip(arms, ("torch", "the configured tables"), strict=True)]
     output.facts |= {"op": op.name, "arms": dict(zip("ab", texts, strict=True))}
