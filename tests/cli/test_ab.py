@@ -113,6 +113,7 @@ def test_an_interruption_keeps_the_turns(command, capsys, monkeypatch, number):
         (["--a", "none.csv", "--", "echo", "1"], "none.csv: no such table"),
         (["-i", "u.csv", "--", "echo", "1"], "-i: lists kernels' shapes"),
         (["-o", "other.json", "--", "echo", "1"], "is not of `tunedgemm ab`"),
+        (["-o", "absent/r.json", "--", "echo", "1"], "its folder does not exist"),
         (["--a", "X=1"], "NAME=VALUE is for a command"),
         (["--more-is-better", "-i", "u.csv"], "--more-is-better: is for a command"),
         ([], "needs a command after --, tables (--a, --b), or a list of shapes (-i)"),

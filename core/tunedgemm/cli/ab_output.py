@@ -36,13 +36,15 @@ class Output:
         result: the turns so far.
 
     Raises:
-        UserError: the file is another document.
+        UserError: the file is another document, or has no folder.
     """
 
     def __init__(self, path: Path | None, json: bool, threshold: float, turns: int) -> None:
         self._path, self._json, self._threshold, self.turns = path, json, threshold, turns
         self.result = Result(())
         self.facts: dict[str, Any] = {"tunedgemm": __version__}
+        if path is not None and not path.parent.is_dir():
+            raise UserError(f"{path}: its folder does not exist; name another file with -o")
         if path is not None and path.exists():
             with open_regular(path) as file:
                 begins = file.read(len(_BEGINNING))
