@@ -161,12 +161,13 @@ def test_details_of_a_backend(both, monkeypatch):
 def test_every_field_is_documented(both, files, fake_plugins):
     """The page has a section for each document, with its version and each field."""
     page = PAGE.read_text()
-    for command in ("table show {a}", "table diff {a} {b}", "explain {a}:3", "coverage {u} --table {a}", "plugins", "plugins --matrix"):
+    commands = ["table show {a}", "table diff {a} {b}", "table check {a}", "explain {a}:3", "coverage {u} --table {a}", "plugins"]
+    for command in (*commands, "plugins --matrix", "ab echo 1 --b X=1 --turns 8"):
         _, document, _ = both(command, **files)
         name = document["schema"]
         section = re.search(rf"^## {re.escape(name)}, version {document['version']}$(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
         assert section, name
-        listed = document.get("rows", []) if name.endswith("matrix") else []
+        listed = document["rows"] if name.endswith("matrix") else []
         fields = {*document, *(field for row in listed[:1] for field in row)} - {"schema", "version"}
         undocumented = [field for field in fields if f"`{field}`" not in section[1]]
         assert undocumented == [], name

@@ -64,9 +64,9 @@ class _StandardError(logging.StreamHandler[TextIO]):
 
 def commands() -> list[Command]:
     """Import the commands of the core."""
-    from tunedgemm.cli import bits, coverage, doctor, explain, new_plugin, plugins, shapes, table, tune
+    from tunedgemm.cli import ab, bits, coverage, doctor, explain, new_plugin, plugins, shapes, table, tune
 
-    return [module.command for module in (bits, coverage, doctor, explain, new_plugin, plugins, shapes, table, tune)]
+    return [module.command for module in (ab, bits, coverage, doctor, explain, new_plugin, plugins, shapes, table, tune)]
 
 
 def _load_plugin_command(entry: EntryPoint, wanted: str) -> Command:

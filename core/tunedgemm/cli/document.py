@@ -13,6 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
+
+from tunedgemm.analysis.estimate import Estimate
 from tunedgemm.device import Device
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
@@ -48,6 +51,8 @@ def plain(value: Any) -> Any:
         return plain({"text": str(value), **named, "extra": dict(value.extra)})
     if isinstance(value, Device):
         return plain({"gfx": value.gfx, "cu_num": value.cu_num, "name": value.name, "versions": dict(value.versions)})
+    if isinstance(value, Estimate):
+        return plain({**attrs.asdict(value), "resolved": value.resolved})
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, Sequence | set | frozenset):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import math
 import operator
 import os
 from collections.abc import Callable, Mapping
@@ -43,6 +44,24 @@ def _whole_number(text: str) -> int:
     if (number := whole_number(text)) is None:
         raise argparse.ArgumentTypeError(f"expected a whole number (got {text!r:.60})")
     return number
+
+
+def positive_number(text: str) -> int:
+    """Parse a whole number above 0."""
+    if not (number := whole_number(text)):
+        raise argparse.ArgumentTypeError(f"expected a whole number above 0 (got {text!r:.60})")
+    return number
+
+
+def per_cent(text: str) -> float:
+    """Parse per cent, as ``1%`` or ``0.5``; return the share."""
+    try:
+        share = float(text.strip().removesuffix("%")) / 100.0
+    except ValueError:
+        share = math.nan
+    if not 0.0 <= share <= 1.0:
+        raise argparse.ArgumentTypeError(f"expected per cent in 0 to 100, such as 1% (got {text!r:.60})")
+    return share
 
 
 def add_model(group: argparse._ArgumentGroup) -> None:

@@ -15,6 +15,7 @@ from tunedgemm.analysis.results import read_findings
 from tunedgemm.device import Device
 from tunedgemm_report import report_page
 from tunedgemm_report.document import document
+from tunedgemm_report.page import page
 
 from .conftest import TRIALS, WIDE, log_lines, trial_line, with_name
 
@@ -315,6 +316,19 @@ def test_two_sides(visit: Open, tmp_path: Path) -> None:
     assert sorted(verdicts) == ["equal"] * 6 + ["faster"] * 5 + ["slower"]
     page.select_option("#f-m", "64")
     assert page.locator("#compare-table tbody tr").count() == 2
+
+
+def test_an_ab_has_its_section(visit: Open, tmp_path: Path) -> None:
+    """Show arms, estimates and verdict as text; without a file the section is hidden."""
+    texts = {"path": "ab.json", "what": EVIL, "a": "X=1", "b": "X=2", "turns": "9 turns", "effect": "+3.00% [+2.80%, +3.20%]",
+        "control": "+0.01% [-0.30%, +0.30%]", "verdict": "B is slower"}  # fmt: skip
+    for name, given in (("with", [texts]), ("without", [])):
+        (tmp_path / f"{name}.html").write_text(page(document(read_findings(FILES), ab=given)))
+
+    shown = visit(tmp_path / "with.html")
+    assert shown.locator("#ab td").all_inner_texts() == [EVIL, *list(texts.values())[2:]]
+    assert axe.Axe().run(shown).violations_count == 0
+    assert visit(tmp_path / "without.html").locator("#ab").is_hidden()
 
 
 def test_a_live_page_takes_newer_documents(h200: Path, visit: Open, log: Callable[..., Path]) -> None:

@@ -20,6 +20,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--against", action="append", default=[], metavar="FILE",
         help="a file of earlier results, which is shown side by side; repeat for its other files. "
         "Of two tables, or two logs, that share a shape, the first is that by itself")  # fmt: skip
+    add("--ab", action="append", default=[], type=expanded, metavar="FILE",
+        help="a document of `tunedgemm ab -o`, which is shown in its section; repeatable")  # fmt: skip
     add("--replays", default="1", metavar="N|M:N,M:N", help="number of replays of captured graphs, or by their M (default: 1)")
     add("--plots", type=expanded, metavar="DIR", help="also draw each plot as PNG and SVG into a folder")
     add("-o", "--output", type=expanded, default=Path("report.html"), metavar="FILE", help="the page (default: %(default)s)")
@@ -30,15 +32,17 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     from tunedgemm.analysis.results import covered, device_of_text, number_of, read_sides
 
+    from tunedgemm_report.ab import read_ab
     from tunedgemm_report.document import document
     from tunedgemm_report.page import page, vega
     from tunedgemm_report.plots import write_plots
 
     vega()  # a missing library is an error before minutes of reading
     _check_output(arguments.output)
+    ab = [read_ab(path) for path in arguments.ab]
     device = device_of_text(arguments.device) if arguments.device else None
     first, second = read_sides(arguments.files, arguments.against, op=arguments.op, device=device, replays=arguments.replays)
-    made = document(second, against=first, coverage=covered(second, arguments.op, arguments.replays))
+    made = document(second, against=first, coverage=covered(second, arguments.op, arguments.replays), ab=ab)
     try:
         replace_file(arguments.output, page(made).encode())
     except OSError as error:

@@ -23,7 +23,12 @@ _MOST_NAMES = 4
 
 
 def document(
-    findings: Findings, *, title: str = "", against: Findings | None = None, coverage: Mapping[str, Any] | None = None
+    findings: Findings,
+    *,
+    title: str = "",
+    against: Findings | None = None,
+    coverage: Mapping[str, Any] | None = None,
+    ab: Sequence[Mapping[str, str]] = (),
 ) -> dict[str, Any]:
     """Return all that a page shows of some findings, as JSON's types.
 
@@ -31,6 +36,7 @@ def document(
         title: the heading; by default the names of the files.
         against: earlier findings, with which these are compared.
         coverage: what `tunedgemm.analysis.results.covered` found.
+        ab: what `tunedgemm_report.ab.read_ab` read of each file.
     """
     entries = sorted(findings.entries.values(), key=lambda entry: (entry.op.name, entry.shape.n, entry.shape.k, entry.shape.m))
     names, room = Names(), room_of_shape(len(entries))
@@ -59,6 +65,7 @@ def document(
         "candidates": {"names": list(names.texts), "of": strips, "room": room},
         "compare": None if against is None else _compared(against, findings, texts),
         "coverage": coverage,
+        "ab": list(ab),
         "faults": [
             {"path": printable_line(str(fault.path)), "count": fault.count, "named": fault.named} for each in read for fault in each.faults
         ],

@@ -339,6 +339,13 @@
     fill(id('coverage-facts'), ...parts);
   }
 
+  function ab() {
+    id('ab').hidden = !report.ab.length;
+    const headings = [['ran', 'wide'], ['A', 'wide'], ['B', 'wide'], ['turns'], ['B over A', 'num'], ['A/A control', 'num'], ['verdict']];
+    const lines = report.ab.map((each) => [each.what, each.a, each.b, each.turns, each.effect, each.control, each.verdict]);
+    fill(id('ab-facts'), grid(headings, lines, 'Arms in turns'), make('p', {class: 'muted'}, 'From ' + report.ab.map((each) => each.path).join(', ') + '. More than 0 is slower.'));
+  }
+
   function about() {
     const list = (items) => make('ul', {}, ...items.map((item) => make('li', {}, item)));
     const parts = [make('h3', {}, 'Files'), list(report.files.map((file) => file.kind + ': ' + file.path))];
@@ -369,7 +376,7 @@
     report = {...newer, shapes: unpacked(newer.shapes), compare: newer.compare && {...newer.compare, rows: unpacked(newer.compare.rows)}};
     report.ops = new Set(report.shapes.map((shape) => shape.op)).size;
     report.layers = report.summary.weighted && report.shapes.some((shape) => !shape.text.includes(shape.layer));
-    headline(); filters(); show(); coverage(); about();
+    headline(); filters(); show(); coverage(); ab(); about();
   }
 
   for (const name of ['f-device', 'f-op', 'f-m', 'f-libtype']) id(name).addEventListener('change', () => { limit = PAGE; show(); });

@@ -71,9 +71,10 @@ class Measuring:
         change = Change(before, after, count=count)
         if before.ok and after.ok and before.solution == after.solution:
             timed = self._time_alone(before, self.sides[0])
-            return attrs.evolve(change, before=timed, after=attrs.evolve(timed, origin=after.origin, why=after.why) if timed.ok else timed)
+            same = attrs.evolve(timed, origin=after.origin, why=after.why, match=after.match) if timed.ok else timed
+            return attrs.evolve(change, before=timed, after=same)
         if before.ok and after.ok:
-            samples = self._samples(shape, self.sides)
+            samples = self.samples(shape, self.sides)
             if not isinstance(samples, str) and all(isinstance(sample, Samples) for sample in samples):
                 return self._time_paired(change, *(sample for sample in samples if isinstance(sample, Samples)))
         before = self._time_alone(before, self.sides[0]) if before.ok else before
@@ -93,6 +94,29 @@ class Measuring:
         except Exception as error:  # a kernel may raise anything
             return Served(shape, status=_line(f"error:{type(error).__name__}: {error}"))
         return self._judge(timing, choice)
+
+    def samples(self, shape: Shape, sides: Sequence[Side]) -> list[Samples | Timing] | str:
+        """Return each side's samples from common rounds, or why the worker died or raised."""
+        solutions = tuple(side.solution for side in sides)
+        options, rounds = self.options, max(self.options.warmup, 1)
+        try:
+            rough = self._sample(shape, solutions, rounds)
+            cost = sum(sum(sample.us) * sample.calls for sample in rough if isinstance(sample, Samples)) * 1e-6 / rounds
+            affordable = int(options.seconds / max(cost, 1e-9))
+            left = min(options.iters, max(affordable, FEWEST_ROUNDS))
+            samples: list[Samples | Timing] = []
+            while left > 0:
+                samples = _join_samples(samples, self._sample(shape, solutions, min(BLOCK, left)))
+                left -= BLOCK
+            failures = [self._fault_after_timing(shape, side) for side in sides]
+        except WorkerDied as error:
+            return f"{error.status}: {error}"
+        except Exception as error:  # a kernel may raise anything
+            return f"{type(error).__name__}: {error}"
+        return [
+            Timing(shape, side.solution, "failed", detail=failure) if failure else sample
+            for side, sample, failure in zip(sides, samples, failures, strict=True)
+        ]
 
     def _judge(self, timing: Timing, choice: Choice) -> Served:
         offer = choice.first.offer
@@ -119,7 +143,7 @@ class Measuring:
         return attrs.evolve(served, status=_line(status), detail=detail)
 
     def _time_alone(self, served: Served, side: Side) -> Served:
-        samples = self._samples(served.shape, [side])
+        samples = self.samples(served.shape, [side])
         answer = samples if isinstance(samples, str) else samples[0]
         if not isinstance(answer, Samples):
             reason = answer if isinstance(answer, str) else f"{answer.status}: {answer.detail}"
@@ -131,29 +155,6 @@ class Measuring:
         ratio, noise = median_and_noise(tuple(later / earlier for earlier, later in zip(before.us, after.us, strict=True)))
         both = _with_times(change.before, before), _with_times(change.after, after)
         return attrs.evolve(change, before=both[0], after=both[1], ratio=ratio, noise=max(TIE, noise))
-
-    def _samples(self, shape: Shape, sides: Sequence[Side]) -> list[Samples | Timing] | str:
-        """Return each side's samples from common rounds, or why the worker died or raised."""
-        solutions = tuple(side.solution for side in sides)
-        options, rounds = self.options, max(self.options.warmup, 1)
-        try:
-            rough = self._sample(shape, solutions, rounds)
-            cost = sum(sum(sample.us) * sample.calls for sample in rough if isinstance(sample, Samples)) * 1e-6 / rounds
-            affordable = int(options.seconds / max(cost, 1e-9))
-            left = min(options.iters, max(affordable, FEWEST_ROUNDS))
-            samples: list[Samples | Timing] = []
-            while left > 0:
-                samples = _join_samples(samples, self._sample(shape, solutions, min(BLOCK, left)))
-                left -= BLOCK
-            failures = [self._fault_after_timing(shape, side) for side in sides]
-        except WorkerDied as error:
-            return f"{error.status}: {error}"
-        except Exception as error:  # a kernel may raise anything
-            return f"{type(error).__name__}: {error}"
-        return [
-            Timing(shape, side.solution, "failed", detail=failure) if failure else sample
-            for side, sample, failure in zip(sides, samples, failures, strict=True)
-        ]
 
     def _fault_after_timing(self, shape: Shape, side: Side) -> str:
         """Return a fault after timing (another solution served, wrong output), or ""."""

@@ -48,11 +48,13 @@ class Side:
         only: the only files to read; () for the configured layers.
         swap: (file, replacement) in the configured layers; without *file* in them, the replacement
             ranks above all.
+        builtin: torch's own call, without tables and guesses.
     """
 
     name: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z]+"))
     only: tuple[Path, ...] = attrs.field(default=(), converter=table_paths)
     swap: tuple[Path, Path] | None = None
+    builtin: bool = False
 
     @property
     def solution(self) -> Solution:
@@ -65,6 +67,8 @@ class Side:
         Raises:
             TableError: a file of *only* cannot be read.
         """
+        if self.builtin:
+            return Table(op)
         if self.only:
             return Table(op, [[row for path in self.only for row in rows_for(device, read_rows(path, op)[0])]])
         if self.swap is None:
@@ -188,6 +192,8 @@ class _Dispatched:
     def _for(self, device: Device) -> Dispatcher:
         if self._dispatcher is None:
             settings, table = Settings.from_environment().passive, self._side.table(self._op, device)
+            if self._side.builtin:
+                settings = attrs.evolve(settings, untuned=())
             self._dispatcher = Dispatcher(self._op, self._installed, settings=settings, table=table)
         return self._dispatcher
 

@@ -7,6 +7,7 @@ import importlib
 
 from tunedgemm.backends.command import Command
 from tunedgemm.cli.document import add_json
+from tunedgemm.cli.flags import per_cent, positive_number
 from tunedgemm.process.paths import expanded
 
 _FILE = "a tuned CSV, or the bare name of a shipped one"
@@ -23,6 +24,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     check = _action(actions, "check", "exit 1 if a file has any fault")
     check.add_argument("file", help=_FILE)
     check.add_argument("--bits", action="store_true", help="also run the kernels of rows with a bit class: do they still have its bits?")
+    add = check.add_argument
+    add("--remeasure", action="store_true", help="time the rows that carry most time again, in pairs with torch's call; exit 1 if slower")
+    add("--top", type=positive_number, metavar="N", help="with --remeasure: most rows to time (default: 20)")
+    add("--threshold", type=per_cent, metavar="PCT", help="with --remeasure: the slow-down that counts (default: 3%%)")
+    add("--stale", action="store_true", help="with --remeasure: tune the rows again that are slower, or do not run")
+    add_json(check)
 
     merge = _action(actions, "merge", "add the rows of tables (of shards, of machines) to one")
     merge.add_argument("output", metavar="OUT", type=expanded, help="the table that gets the rows; it keeps its own")

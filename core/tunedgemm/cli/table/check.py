@@ -10,6 +10,7 @@ from pathlib import Path
 from tunedgemm.backends import split_bias
 from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.registry import Registry
+from tunedgemm.cli.document import print_document
 from tunedgemm.cli.table.files import op_of, shape_text, solution_text
 from tunedgemm.device import Device, as_present, current_device
 from tunedgemm.dispatch.offer import row_refusal
@@ -31,15 +32,22 @@ MOST_ERRORS = 0.2
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """List every fault with its line; return 1 if there is any."""
+    """List every fault with its line; return 1 if there is any, or if rows are slower than they may be."""
+    from tunedgemm.cli.table import remeasure
+
     file = named_file(arguments.file)
     op = op_of(arguments, [file])
+    remeasure.refuse(arguments, file)
     rows, problems = read_rows(file, op)
     faults = [*map(str, problems), *faults_of(file, rows, op), *(_changed_bits(rows, op) if arguments.bits else ())]
-    print(
-        "\n".join([*(faults or [f"{file}: {len(rows)} rows, no fault"]), *_stated(file), *_notes(file, rows), *_elsewhere(file, rows, op)])
-    )
-    return 1 if faults else 0
+    notes = [*_stated(file), *_notes(file, rows), *_elsewhere(file, rows, op)]
+    if not arguments.json:
+        print("\n".join([*(faults or [f"{file}: {len(rows)} rows, no fault"]), *notes]), flush=True)
+    found = remeasure.measured(arguments, op, file, rows) if arguments.remeasure else None
+    if arguments.json:
+        facts = {"op": op.name, "file": file, "rows": len(rows), "faults": faults, "notes": notes}
+        print_document("table.check", 1, facts | {"remeasured": remeasure.facts_of(found) if found else None})
+    return 1 if faults or (found and found.fails) else 0
 
 
 def faults_of(file: Path, rows: Sequence[Row], op: Op) -> list[str]:
