@@ -9,6 +9,7 @@ import attrs
 
 from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device
+from tunedgemm.dispatch.counters import count
 from tunedgemm.ops.key import Key
 from tunedgemm.ops.op import Function
 from tunedgemm.process.plugin_guard import described
@@ -64,6 +65,11 @@ class LauncherCache:
         served = None if key is None else self._served.get(key)
         return served if served is not None and served.launcher is launcher else None
 
+    def replace(self, key: Key, launcher: Function, other: Function) -> None:
+        """Cache another launcher instead of this one, unless the key no longer holds it."""
+        if (served := self.behind(key, launcher)) is not None:
+            self._served[key], self.launchers[key] = attrs.evolve(served, launcher=other), other
+
     def drop(self, is_dropped: Callable[[Served], bool]) -> None:
         """Remove the launchers for which the condition holds, under any key."""
         for key, served in list(self._served.items()):
@@ -98,7 +104,10 @@ class Vetoes(dict[tuple[Shape, int, Solution | None], str]):
         """Veto the solution of a launcher that raised; return whether it was not vetoed before."""
         place = served.shape, served.index, served.solution
         reason = f"failed in this process: {described(error)}"
-        return self.setdefault(place, reason) is reason
+        is_new = self.setdefault(place, reason) is reason
+        if is_new and served.solution is not None:
+            count("demotions", served.shape.op, served.solution.libtype)
+        return is_new
 
     def against(self, shape: Shape, device: Device, registry: Registry) -> Callable[[Solution], str] | None:
         """Return a function from a solution to why it must not serve or ""; None if all may."""
