@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +11,10 @@ import attrs
 
 from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device
-from tunedgemm.dispatch.counters import count
+from tunedgemm.dispatch.counters import MAX_COUNTED, Counter, Tally, count
 from tunedgemm.ops.key import Key
 from tunedgemm.ops.op import Function
+from tunedgemm.process.forksafe import ForkSafeLock
 from tunedgemm.process.plugin_guard import described
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
@@ -27,12 +30,14 @@ class Served:
         shape: the shape it is bound for.
         index: index of the device it is bound for.
         solution: the solution that it launches; None for a launcher that serves one call only.
+        counter: counts its calls; None while calls are not counted.
     """
 
     launcher: Function
     shape: Shape
     index: int
     solution: Solution | None
+    counter: Counter | None = None
 
 
 class LauncherCache:
@@ -41,12 +46,17 @@ class LauncherCache:
     Attributes:
         launchers: maps a cache key to its launcher; hot functions read it without a lock.
         outdated: (shape, device index) of bindings to replace; launchers of these are not kept.
+        lock: what is held while launchers are replaced.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lock: ForkSafeLock | None = None) -> None:
+        self.lock = lock or ForkSafeLock()
         self.launchers: dict[Key, Function] = {}
         self.outdated: set[tuple[Shape, int]] = set()
         self._served: dict[Key, Served] = {}
+        self._tallies: dict[Key, tuple[Served, Tally]] = {}
+        self._opened = self._closed = time.perf_counter()
+        self._share = 1.0
 
     def keep(self, key: Key, served: Served) -> None:
         """Cache a launcher under a key, unless it is outdated."""
@@ -54,6 +64,42 @@ class LauncherCache:
             return
         self.launchers[key] = served.launcher
         self._served[key] = served  # last, since `drop` in another thread finds launchers by it
+        if served.counter is not None:
+            self._count(key, served, is_new=True)
+
+    def pending(self) -> list[tuple[Counter, Tally]]:
+        """Return the counts of new launchers that no window has ended yet."""
+        return [(served.counter, tally) for served, tally in list(self._tallies.values()) if tally.is_new and served.counter]
+
+    def _count(self, key: Key, served: Served, *, is_new: bool) -> None:
+        """Count the calls of a launcher up to the end of the window."""
+        self._tallies[key] = served, (tally := Tally(served.launcher, is_new=is_new))
+        self.launchers[key] = tally.call
+
+    def open_window(self) -> None:
+        """Begin to count the calls of some launchers."""
+        with self.lock:
+            counted = [(key, served) for key, served in self._served.items() if served.counter is not None and key not in self._tallies]
+            chosen = random.sample(counted, min(len(counted), MAX_COUNTED))
+            self._share = len(chosen) / max(1, len(counted))
+            self._opened = time.perf_counter()
+            for key, served in chosen:
+                self._count(key, served, is_new=False)
+
+    def close_window(self) -> None:
+        """Put the launchers back, and extrapolate their counts to the time since the last window.
+
+        Those that were bound since then were counted all the time.
+        """
+        with self.lock:
+            now, tallies, self._tallies = time.perf_counter(), self._tallies, {}
+            weight = (now - self._closed) / max(now - self._opened, 1e-6) / (self._share or 1.0)
+            self._closed = now
+            for key, (served, tally) in tallies.items():
+                if self.launchers.get(key) is tally.call:  # not dropped meanwhile
+                    self.launchers[key] = served.launcher
+                if served.counter is not None:
+                    served.counter.add(tally, 1.0 if tally.is_new else weight)
 
     def take(self, key: Key) -> Served | None:
         """Remove and return the entry of a key."""
@@ -64,11 +110,6 @@ class LauncherCache:
         """Return the entry of a key; None if it no longer holds this launcher."""
         served = None if key is None else self._served.get(key)
         return served if served is not None and served.launcher is launcher else None
-
-    def replace(self, key: Key, launcher: Function, other: Function) -> None:
-        """Cache another launcher instead of this one, unless the key no longer holds it."""
-        if (served := self.behind(key, launcher)) is not None:
-            self._served[key], self.launchers[key] = attrs.evolve(served, launcher=other), other
 
     def drop(self, is_dropped: Callable[[Served], bool]) -> None:
         """Remove the launchers for which the condition holds, under any key."""

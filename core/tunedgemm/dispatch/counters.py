@@ -1,19 +1,23 @@
 """Counters of served calls (``TUNEDGEMM_METRICS``), of verified calls and of demotions. Torch-free.
 
-A counted launcher is wrapped in C by `functools.lru_cache` without a cache, which counts its
-misses: 20 ns a call, where a Python function takes 35. Memory does not grow with the shapes: counts
-are kept for each (op, backend, tier) and for the first untuned shapes.
+Calls are counted in windows: a thread puts counting functions into the launcher caches for
+`WINDOW` of each `PAUSE` seconds, and extrapolates. Between windows a hit costs nothing. A new
+launcher is counted from its first call to the end of the next window.
+Memory does not grow with the shapes: counts are kept for each (op, backend, tier), and for the
+first untuned shapes.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import os
+import random
+import threading
 import time
 import weakref
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
@@ -24,16 +28,14 @@ from tunedgemm.table.folders import SHIPPED_WORD
 if TYPE_CHECKING:
     from tunedgemm.dispatch.call import Call
     from tunedgemm.dispatch.offer import Offer
-    from tunedgemm.ops.key import Key
     from tunedgemm.ops.op import Function
-    from tunedgemm.solution import Solution
 
 #: Untuned shapes with a count of their own, and the name under which others are counted.
 MAX_SHAPES, OTHERS = 256, "others"
-#: Calls of each launcher that are timed, after the one that binds it.
-TIMED = 8
-#: Launchers of one counter between two sweeps for those that are gone.
-_SWEPT = 1024
+#: Most launchers of a cache that are counted in a window, beyond new ones: it takes a millisecond.
+MAX_COUNTED = 1024
+#: Seconds of a window, and of the mean pause between two, which is random: calls come in periods.
+WINDOW, PAUSE = 0.025, 1.0
 
 #: Counter -> its labels, and its meaning.
 COUNTERS: Mapping[str, tuple[tuple[str, ...], str]] = MappingProxyType(
@@ -43,82 +45,108 @@ COUNTERS: Mapping[str, tuple[tuple[str, ...], str]] = MappingProxyType(
         "verifications": (("op", "backend"), "Calls that were compared with torch's."),
         "demotions": (("op", "backend"), "Solutions that failed for a shape and serve it no more."),
         "timed_calls": (("op", "backend", "tier"), "Calls whose host time was taken."),
-        "host_microseconds": (("op", "backend", "tier"), "Host time of these calls in their launchers."),
+        "host_microseconds": (("op", "backend", "tier"), "Host time of the timed calls in their launchers."),
     }
 )
 
 
+class Windowed(Protocol):
+    """Protocol of caches whose calls are counted; see `dispatch.cache.LauncherCache`."""
+
+    def open_window(self) -> None:
+        """Begin to count."""
+
+    def close_window(self) -> None:
+        """Stop counting."""
+
+    def pending(self) -> list[tuple[Counter, Tally]]:
+        """Return what is counted, but not added yet."""
+
+
+class Tally:
+    """The calls of a launcher in a window.
+
+    Attributes:
+        call: runs the launcher; a call that raises is not counted.
+        is_new: whether it is counted since it was bound, not in a window alone.
+        calls, nanoseconds: their number and host time.
+    """
+
+    def __init__(self, launcher: Function, *, is_new: bool) -> None:
+        self.is_new, self.calls, self.nanoseconds = is_new, 0, 0
+
+        def call(*operands: Any) -> Any:
+            start = time.perf_counter_ns()
+            out = launcher(*operands)
+            self.nanoseconds += time.perf_counter_ns() - start
+            self.calls += 1
+            return out
+
+        self.call = call
+
+
 @attrs.define(eq=False)
-class _Counter:
+class Counter:
     """The counts of launchers with equal labels.
 
     Attributes:
         labels: op, backend, tier and, for an untuned shape, its name or `OTHERS`; else "".
-        ended: calls of launchers that are gone.
-        live: the counting launchers; the sweep drops those that only this list holds.
-        swept_at: their number at which the next sweep comes.
+        calls: an estimate.
         timed, nanoseconds: timed calls, and their host time.
     """
 
     labels: tuple[str, str, str, str]
-    ended: int = 0
-    live: list[Any] = attrs.field(factory=list)
-    swept_at: int = _SWEPT
+    calls: float = 0.0
     timed: int = 0
     nanoseconds: int = 0
 
-    @property
-    def calls(self) -> int:
-        """Return the calls so far."""
-        live: int = sum(launcher.cache_info().misses for launcher in self.live)
-        return self.ended + live
-
-    def add(self, launcher: Any) -> None:
-        """Count a launcher's calls, too."""
-        if len(self.live) >= self.swept_at:
-            self._sweep()
-        self.live.append(launcher)
-
-    def _sweep(self) -> None:
-        """Keep only the counts of launchers that dispatch has dropped."""
-        held = [(weakref.ref(launcher), launcher.cache_info().misses) for launcher in self.live]
-        self.live.clear()
-        for reference, calls in held:
-            if (launcher := reference()) is None:
-                self.ended += calls
-            else:
-                self.live.append(launcher)
-        self.swept_at = max(_SWEPT, 2 * len(self.live))
+    def add(self, tally: Tally, weight: float) -> None:
+        """Add the calls of a window, each of which stands for *weight* calls."""
+        self.calls += tally.calls * weight
+        self.timed += tally.calls
+        self.nanoseconds += tally.nanoseconds
 
 
 _lock = ForkSafeLock()
-_counters: dict[tuple[str, str, str, str], _Counter] = {}
+_counters: dict[tuple[str, str, str, str], Counter] = {}
 #: Untuned shapes with a count of their own.
 _shapes: set[str] = set()
 #: (counter, op, backend) -> number of rare events.
 _events: dict[tuple[str, str, str], int] = {}
+_caches: weakref.WeakSet[Windowed] = weakref.WeakSet()
+#: The thread of this process, once a call was counted.
+_threads: list[threading.Thread] = []
 
 
-def with_counts(dispatcher: Any, launcher: Function, call: Call, solution: Solution | None, offer: Offer | None) -> Function:
-    """Wrap a launcher to count its calls, the first ones with their host time.
+def counter_of(cache: Windowed, call: Call, offer: Offer | None) -> Counter:
+    """Return the counter of the launcher of a new call, which it counts.
 
     Args:
-        dispatcher: the dispatcher, whose cache will hold the launcher.
-        launcher: the launcher.
-        call: its first call.
-        solution: its solution; None if it serves this call only.
+        cache: the cache that will hold the launcher.
+        call: the call.
         offer: the offer that was bound; None if torch serves whatever the tables say.
     """
     is_miss = offer is not None and offer.origin in ("heuristic", "builtin")
-    backend = BUILTIN if offer is None else offer.solution.libtype
+    backend, shape = BUILTIN if offer is None else offer.solution.libtype, str(call.shape) if is_miss else ""
     with _lock:
-        counter = _counter(call.op.name, backend, tier_of(offer), str(call.shape) if is_miss else "")
-        if call.key is None or solution is None:
-            counter.ended += 1
-            return launcher
-        counted = functools.lru_cache(maxsize=0)(launcher)
-        counter.add(counted)
-    return _timing(counted, counter, dispatcher, call.key)
+        if shape and shape not in _shapes:
+            if len(_shapes) < MAX_SHAPES:
+                _shapes.add(shape)
+            else:
+                shape = OTHERS
+        labels = (call.op.name, backend, tier_of(offer), shape)
+        counter = _counters.setdefault(labels, Counter(labels))
+        counter.calls += 1
+        _caches.add(cache)
+        if not _threads:
+            _start()
+    return counter
+
+
+def _start() -> None:
+    _threads[:] = [threading.Thread(target=_keep_counting, name="tunedgemm counters", daemon=True)]
+    with contextlib.suppress(RuntimeError):  # no thread can be started: all calls are counted
+        _threads[0].start()
 
 
 def tier_of(offer: Offer | None) -> str:
@@ -134,39 +162,15 @@ def tier_of(offer: Offer | None) -> str:
     return "exact" if offer.match is not None and offer.match.granularity in ("exact", "pinned") else "padded"
 
 
-def _counter(op: str, backend: str, tier: str, shape: str) -> _Counter:
-    if shape and shape not in _shapes:
-        if len(_shapes) < MAX_SHAPES:
-            _shapes.add(shape)
-        else:
-            shape = OTHERS
-    labels = (op, backend, tier, shape)
-    return _counters.setdefault(labels, _Counter(labels))
-
-
-def _timing(counted: Function, counter: _Counter, dispatcher: Any, key: Key) -> Function:
-    """Wrap a new launcher to time its first calls, after which the cache holds it alone."""
-    left = TIMED + 1
-
-    def first_calls(*operands: Any) -> Any:
-        nonlocal left
-        left -= 1
-        start = time.perf_counter_ns()
-        out = counted(*operands)
-        if 0 <= left < TIMED:  # the first call loads and compiles
-            counter.nanoseconds += time.perf_counter_ns() - start
-            counter.timed += 1
-        if left <= 0:
-            dispatcher.settle(key, first_calls, counted)
-        return out
-
-    return first_calls
-
-
-def settle(self: Any, key: Key, launcher: Function, other: Function) -> None:
-    """Cache another launcher instead of this one; a method of dispatchers."""
-    with self._lock:
-        self.cache.replace(key, launcher, other)
+def _keep_counting() -> None:
+    while True:
+        time.sleep(random.uniform(0.0, 2 * PAUSE))
+        caches = list(_caches)
+        for cache in caches:
+            cache.open_window()
+        time.sleep(WINDOW)
+        for cache in caches:
+            cache.close_window()
 
 
 def count(event: str, op: str, backend: str) -> None:
@@ -178,30 +182,34 @@ def count(event: str, op: str, backend: str) -> None:
 def metrics() -> dict[str, dict[tuple[str, ...], float]]:
     """Return the counters of this process: name -> values of its labels -> number.
 
-    `COUNTERS` has the names and the labels. Calls and their times are counted with
-    ``TUNEDGEMM_METRICS=1`` alone. A replayed graph makes no calls.
+    `COUNTERS` has the names and the labels. Calls are counted with ``TUNEDGEMM_METRICS=1`` alone;
+    their number is an estimate. A replayed graph makes no calls.
     """
     found: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in COUNTERS}
     with _lock:
-        for (event, *labels), number in _events.items():
-            found[event][tuple(labels)] = number
-        for counter in _counters.values():
-            *labels, shape = counter.labels
-            calls, place = counter.calls, tuple(labels)
-            for name, value in (("calls", calls), ("timed_calls", counter.timed), ("host_microseconds", counter.nanoseconds / 1e3)):
-                found[name][place] = found[name].get(place, 0) + value
-            if shape:
-                found["misses"][labels[0], shape] = found["misses"].get((labels[0], shape), 0) + calls
+        for (event, *labels), events in _events.items():
+            found[event][tuple(labels)] = events
+        sums = [(counter.labels, counter.calls, counter.timed, counter.nanoseconds) for counter in _counters.values()]
+        new = [pair for cache in list(_caches) for pair in cache.pending()]
+    sums += [(counter.labels, tally.calls, tally.calls, tally.nanoseconds) for counter, tally in new]
+    for (*labels, shape), calls, timed, nanoseconds in sums:
+        place = tuple(labels)
+        for name, number in (("calls", calls), ("timed_calls", timed), ("host_microseconds", nanoseconds / 1e3)):
+            found[name][place] = found[name].get(place, 0.0) + number
+        if shape:
+            found["misses"][labels[0], shape] = found["misses"].get((labels[0], shape), 0.0) + calls
     return found
 
 
-def _forget() -> None:
+def _restart() -> None:
     """Set all counts of a forked child to 0, since its parent reports them."""
     _events.clear()
     for counter in _counters.values():
-        counter.ended = counter.timed = counter.nanoseconds = 0
-        for launcher in counter.live:
-            launcher.cache_clear()
+        counter.calls, counter.timed, counter.nanoseconds = 0.0, 0, 0
+    for tally in (tally for cache in list(_caches) for _, tally in cache.pending()):
+        tally.calls = tally.nanoseconds = 0
+    if _threads:
+        _start()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_restart)
