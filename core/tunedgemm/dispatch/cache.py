@@ -62,19 +62,17 @@ class LauncherCache:
         """Cache a launcher under a key, unless it is outdated."""
         if self.outdated and (served.shape, served.index) in self.outdated:
             return
-        self.launchers[key] = served.launcher
+        self.launchers[key] = served.launcher if served.counter is None else self._counting(key, served, is_new=True)
         self._served[key] = served  # last, since `drop` in another thread finds launchers by it
-        if served.counter is not None:
-            self._count(key, served, is_new=True)
 
     def pending(self) -> list[tuple[Counter, Tally]]:
         """Return the counts of new launchers that no window has ended yet."""
         return [(served.counter, tally) for served, tally in list(self._tallies.values()) if tally.is_new and served.counter]
 
-    def _count(self, key: Key, served: Served, *, is_new: bool) -> None:
-        """Count the calls of a launcher up to the end of the window."""
+    def _counting(self, key: Key, served: Served, *, is_new: bool) -> Function:
+        """Wrap a launcher to count its calls up to the end of the window."""
         self._tallies[key] = served, (tally := Tally(served.launcher, is_new=is_new))
-        self.launchers[key] = tally.call
+        return tally.call
 
     def open_window(self) -> None:
         """Begin to count the calls of some launchers."""
@@ -84,7 +82,7 @@ class LauncherCache:
             self._share = len(chosen) / max(1, len(counted))
             self._opened = time.perf_counter()
             for key, served in chosen:
-                self._count(key, served, is_new=False)
+                self.launchers[key] = self._counting(key, served, is_new=False)
 
     def close_window(self) -> None:
         """Put the launchers back, and extrapolate their counts to the time since the last window.
