@@ -63,7 +63,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def test_calls_are_counted_by_tier(tmp_path: Path) -> None:
-    """Rows of the same M, of a larger M, guesses and torch's call are told apart, and misses named."""
+    """Rows of the same M, of a larger M, guesses and torch's call have counts, and misses names."""
     served = dispatcher(tmp_path / "tuned.csv")
     for m, calls in ((3, 4), (9, 3), (5, 2), (100, 5)):
         serve(served, m, calls)

@@ -1,4 +1,4 @@
-"""Exposition: an API server's `/metrics` has the counts of its workers, and OpenTelemetry those of a process."""
+"""Exposition: an API server's `/metrics` has its workers' counts, OpenTelemetry those of a process."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SAMPLES = re.compile(r"^(tunedgemm_\w+\{.*\} [\d.]+)$", re.MULTILINE)
 
 @pytest.mark.parametrize("multiprocess", [False, True])
 def test_a_server_shows_its_workers_counters(multiprocess: bool, tmp_path: Path, monkeypatch, child: Callable[..., str]) -> None:
-    """The sums of all processes are there once, in both modes of the client; the folder goes with the server."""
+    """The sums of all processes are there once, in both modes; the folder goes with the server."""
     pytest.importorskip("prometheus_client")
     monkeypatch.setenv("TUNEDGEMM_METRICS", "1")
     if multiprocess:
@@ -111,7 +111,7 @@ def test_a_removed_folder_stops_nothing(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_the_dashboard_asks_for_our_counters() -> None:
-    """Each expression of the example names counters and labels that are exposed, and each counter is shown."""
+    """Each expression names counters and labels that are exposed, and each counter is shown."""
     board = json.loads((Path(__file__).parents[2] / "examples" / "grafana" / "tunedgemm.json").read_text())
     expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     named = {name for text in expressions for name in re.findall(r"tunedgemm_(\w+)_total", text)}

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tunedgemm.dispatch.offer import Offer
     from tunedgemm.ops.op import Function
 
-#: Untuned shapes with a count of their own, and the name under which others are counted.
+#: Untuned shapes that are counted singly, and the name under which others are counted.
 MAX_SHAPES, OTHERS = 256, "others"
 #: Most launchers of a cache that are counted in a window, beyond new ones: it takes a millisecond.
 MAX_COUNTED = 1024
@@ -109,7 +109,7 @@ class Counter:
 
 _lock = ForkSafeLock()
 _counters: dict[tuple[str, str, str, str], Counter] = {}
-#: Untuned shapes with a count of their own.
+#: Untuned shapes that are counted singly.
 _shapes: set[str] = set()
 #: (counter, op, backend) -> number of rare events.
 _events: dict[tuple[str, str, str], int] = {}

@@ -1,4 +1,4 @@
-"""Expose the counters to Prometheus, by ``prometheus_client``, and to OpenTelemetry, by its API. Torch-free.
+"""Expose the counters to Prometheus and OpenTelemetry by their client libraries. Torch-free.
 
 An engine's calls are counted in its workers, and its API server answers ``/metrics``. So every
 process writes its counters to a value file of prometheus_client's multiprocess mode. Where
