@@ -1,4 +1,4 @@
-"""``tunedgemm table put`` and ``get``: a folder, an OCI registry and a Hub on this machine; bad collections."""
+"""``tunedgemm table put`` and ``get``: folders, an OCI registry and a Hub here; bad collections."""
 
 from __future__ import annotations
 
@@ -205,7 +205,8 @@ def test_two_tables_stay(collection: str, table: Path, keys: Any, tmp_path: Path
     """A second table leaves the first one."""
     rows, _ = read_rows(table, OP)
     write_rows(tmp_path / "more.csv", OP, rows[:1])
-    assert command("publish", tmp_path / "more.csv", "-o", other := tmp_path / "other.csv")[0] == 0
+    other = tmp_path / "other.csv"
+    assert command("publish", tmp_path / "more.csv", "-o", other)[0] == 0
     keys.secret_key.sign_file(other, prehash=True, drop_signature=True)
     assert command("put", table, collection)[0] == 0
     code, shown = command("put", other, collection)

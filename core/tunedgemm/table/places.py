@@ -1,4 +1,4 @@
-"""Places of collections: a folder, an OCI artefact by ``oras``, a data set of the Hugging Face Hub. Torch-free."""
+"""Places of collections: folders, OCI artefacts, data sets of the Hugging Face Hub. Torch-free."""
 
 from __future__ import annotations
 
