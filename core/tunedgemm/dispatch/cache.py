@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable
@@ -77,9 +78,10 @@ class LauncherCache:
     def open_window(self) -> None:
         """Begin to count the calls of some launchers."""
         with self.lock:
-            counted = [(key, served) for key, served in self._served.items() if served.counter is not None and key not in self._tallies]
-            chosen = random.sample(counted, min(len(counted), MAX_COUNTED))
-            self._share = len(chosen) / max(1, len(counted))
+            size, start = len(self._served), random.randrange(len(self._served) or 1)
+            ring = itertools.islice(itertools.chain(self._served.items(), self._served.items()), start, start + min(size, MAX_COUNTED))
+            chosen = [(key, served) for key, served in list(ring) if served.counter is not None and key not in self._tallies]
+            self._share = min(1.0, len(chosen) / max(1, size - len(self._tallies)))
             self._opened = time.perf_counter()
             for key, served in chosen:
                 self.launchers[key] = self._counting(key, served, is_new=False)

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 #: Untuned shapes that are counted singly, and the name under which others are counted.
 MAX_SHAPES, OTHERS = 256, "others"
-#: Most launchers of a cache that are counted in a window, beyond new ones: it takes a millisecond.
-MAX_COUNTED = 1024
+#: Most launchers of a cache that are counted in a window, beyond new ones: 0.3 ms to begin with.
+MAX_COUNTED = 256
 #: Seconds of a window, and of the mean pause between two, which is random: calls come in periods.
 WINDOW, PAUSE = 0.025, 1.0
 
