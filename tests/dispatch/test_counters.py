@@ -117,10 +117,11 @@ def test_a_window_counts_a_bounded_number_of_launchers(tmp_path: Path, clock: Ca
 
 def test_a_kernel_that_fails_in_a_window_does_not_come_back(tmp_path: Path) -> None:
     """Its demotion is counted, and the end of the window does not put it back."""
-    fails = False
+    fails, failures = False, []
 
     def call(solution: Solution, shape: Shape, *given: torch.Tensor) -> torch.Tensor:
         if fails:
+            failures.append(shape)
             raise RuntimeError("no")
         return torch.nn.functional.linear(*given[:2])
 
@@ -131,7 +132,7 @@ def test_a_kernel_that_fails_in_a_window_does_not_come_back(tmp_path: Path) -> N
     fails = True
     serve(served, 5, 3)
     served.cache.close_window()
-    assert tunedgemm.metrics()["demotions"] == {("a16w16", "turbo"): 1}
+    assert tunedgemm.metrics()["demotions"] == {("a16w16", "turbo"): 1} and len(failures) == 1
     assert served.explain(Shape("a16w16", 5, 32, 64, "fp32", "fp32")).libtype == "torch"
     serve(served, 5, 2)
 

@@ -109,6 +109,8 @@ class LauncherCache:
     def behind(self, key: Key | None, launcher: Function) -> Served | None:
         """Return the entry of a key; None if it no longer holds this launcher."""
         served = None if key is None else self._served.get(key)
+        if key in self._tallies and self._tallies[key][1].call is launcher:
+            return served
         return served if served is not None and served.launcher is launcher else None
 
     def drop(self, is_dropped: Callable[[Served], bool]) -> None:
