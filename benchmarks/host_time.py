@@ -15,6 +15,8 @@ capture
     The same call with ``AITER_TUNE_GEMM=1`` and without. On a GPU also while a graph is captured: a
     recorded call asks the driver whether it is recorded, once, and never at a replay. That case has
     no budget.
+metrics
+    The same call with ``TUNEDGEMM_METRICS=1`` and without, between windows, as 39 of 40 calls are.
 calls
     Each way into the tables, next to torch's own call, `torch.library.custom_op` and, on a GPU,
     TunableOp. No table answers and no backend but torch's is asked, so that every way ends in the
@@ -39,6 +41,7 @@ import random
 import statistics
 import sys
 import tempfile
+import time
 import timeit
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,14 +58,15 @@ from rich.table import Table
 from tunedgemm.backends.backend import Backend
 from tunedgemm.backends.registry import Registry
 from tunedgemm.device import device_of
+from tunedgemm.dispatch.counters import PAUSE, WINDOW
 from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.plugin import Launcher, Solution, hookimpl
 
 Tensor = torch.Tensor
-#: Microseconds that one call may cost over its baseline, by whether it has a bias; and that capture
-#: may add.
-BUDGET_US, CAPTURE_US = {False: 1.2, True: 1.5}, 0.3
+#: Microseconds that a call may cost over its baseline, by whether it has a bias; that capture and
+#: counting may add.
+BUDGET_US, CAPTURE_US, METRICS_US = {False: 1.2, True: 1.5}, 0.3, 0.02
 #: x is [M, K], or [2, M/2, K]: sizes at which F.linear itself is nearly all overhead.
 M, N, K = 4, 32, 64
 F_LINEAR, MM = torch.nn.functional.linear, torch.mm
@@ -188,13 +192,13 @@ class Preallocated:
         return Launcher(lambda *_: out)
 
 
-def over_preallocated(x: Tensor, weight: Tensor, *, capture: bool = False) -> tuple[TunedGemm, Callable[..., Any]]:
+def over_preallocated(x: Tensor, weight: Tensor, *, capture: bool = False, metrics: bool = False) -> tuple[TunedGemm, Callable[..., Any]]:
     """Return a TunedGemm over the backend that launches nothing, and its launcher."""
     hooks = Preallocated(torch.empty(*x.shape[:-1], N, dtype=x.dtype, device=x.device))
     registry = Registry([])
     backend = Backend("preallocated", hooks, ops=("a16w16",))
     registry.add(backend)
-    gemm = TunedGemm(registry, settings=Settings(capture=capture, untuned=("preallocated",)))
+    gemm = TunedGemm(registry, settings=Settings(capture=capture, metrics=metrics, untuned=("preallocated",)))
     shape = gemm.dispatcher.op.shape_of(x, weight)
     chosen = gemm.dispatcher.explain(shape, device_of(x.get_device()))
     if chosen.libtype != "preallocated":
@@ -269,6 +273,20 @@ def capture(rounds: int, calls: int) -> Iterator[Case]:
                 subjects[name] = Subject(gemm.gemm_a16w16, operands, WITHOUT, budgets.get(name))
             call = f"{'into a graph' if graph else 'eager'}{', bias' if bias else ''}"
             yield timed("capture", device, call, subjects, rounds=rounds, calls=calls, graph=graph)
+
+
+@torch.no_grad()
+def counting(rounds: int, calls: int) -> Iterator[Case]:
+    """Yield what counting adds to a call."""
+    for device in devices():
+        for bias in (False, True):
+            operands, subjects = operands_of(device, bias=bias), {}
+            for name, budget in (("not counted", None), ("counted", METRICS_US)):
+                gemm, _ = over_preallocated(*operands[:2], metrics=name == "counted")
+                gemm.gemm_a16w16(*operands)
+                subjects[name] = Subject(gemm.gemm_a16w16, operands, "not counted", budget)
+            time.sleep(2 * PAUSE + 2 * WINDOW)  # a new launcher is counted up to the end of a window
+            yield timed("metrics", device, "bias" if bias else "", subjects, rounds=rounds, calls=calls)
 
 
 def as_custom_op() -> Callable[..., Tensor]:
@@ -388,6 +406,7 @@ def show(case: Case | Graph) -> None:
 QUESTIONS: dict[str, tuple[Callable[[int, int], Iterator[Case | Graph]], int, int]] = {
     "dispatch": (dispatch, 101, 400),
     "capture": (capture, 201, 1000),
+    "metrics": (counting, 201, 1000),
     "calls": (routes, 61, 400),
 }
 

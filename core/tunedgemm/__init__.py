@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tunedgemm.version import __version__ as __version__
 
 if TYPE_CHECKING:  # what `__getattr__` returns, for type checkers and editors
+    from tunedgemm.dispatch.counters import metrics as metrics
     from tunedgemm.dispatch.explain import explain as explain
     from tunedgemm.dispatch.explain import fingerprint as fingerprint
     from tunedgemm.dispatch.explain import is_tuned as is_tuned
@@ -74,8 +75,10 @@ if TYPE_CHECKING:  # what `__getattr__` returns, for type checkers and editors
     batched_gemm_a8w8_CK, batched_gemm_bf16_CK = batched_gemm_a8w8, batched_gemm_bf16
 
 _INSTANCE, _GRAPHS = "tunedgemm.dispatch.tuned_gemm", "tunedgemm.integrations.graph_ops"
+_EXPOSITION = "tunedgemm.integrations.exposition"
 _HOME = {
     **dict.fromkeys(("TunedGemm", "call", "dispatcher", "reload", "set_batch_invariant", "tgemm"), _INSTANCE),
+    "metrics": "tunedgemm.dispatch.counters",
     **dict.fromkeys(("explain", "fingerprint", "is_tuned"), "tunedgemm.dispatch.explain"),
     **dict.fromkeys(("prewarm", "unbound"), "tunedgemm.dispatch.prewarm"),
     **dict.fromkeys(("convert", "refresh"), "tunedgemm.integrations.conversion"),
@@ -107,8 +110,9 @@ def _functions() -> Any:
 
 
 def _instance() -> Any:
-    """Return the default instance's module, after registering its custom ops for graphs."""
+    """Return the default instance's module, after registering its custom ops for graphs, and counters."""
     importlib.import_module(_GRAPHS)
+    importlib.import_module(_EXPOSITION).expose_counters()
     return importlib.import_module(_INSTANCE)
 
 

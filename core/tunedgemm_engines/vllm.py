@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from tunedgemm.integrations import logger, read, read_switch
+from tunedgemm.integrations import expose_counters, logger, read, read_switch
 
 from tunedgemm_engines import BEGUN, ranks
 from tunedgemm_engines.phases import add, phase, report
@@ -95,6 +95,7 @@ def _install(switch: str, layers: Collection[str]) -> None:
     if reason := off_reason(switch, getattr(vllm, "__version__", "of no version"), _on_cpu):
         _log.warning("tunedgemm is off: %s", reason)
         return
+    expose_counters()  # also where no layer is: the API server answers /metrics
     if _in_vllms_mode():
         from tunedgemm_engines.bit_classes import enter
 

@@ -51,6 +51,21 @@ def test_no_worker_is_imported(child, monkeypatch) -> None:
     assert child(source, STUB) == "[] [True, True]"
 
 
+def test_counters_are_exposed_without_layers(child, monkeypatch) -> None:
+    """The API server, which loads no worker, shows what its engine's processes count."""
+    pytest.importorskip("prometheus_client")
+    source = (
+        "import os\nfrom tunedgemm_engines.vllm import register\nregister()\nfrom prometheus_client import REGISTRY, generate_latest\n"
+        "from tunedgemm.dispatch.counters import count\ncount('demotions', 'a16w16', 'turbo')\n"
+        "print('tunedgemm_demotions_total{' in generate_latest(REGISTRY).decode(), 'TUNEDGEMM_METRICS_DIR' in os.environ)"
+    )
+    monkeypatch.setenv("TUNEDGEMM_VLLM", "1")
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    assert child(source, STUB) == "False False"
+    monkeypatch.setenv("TUNEDGEMM_METRICS", "1")
+    assert child(source, STUB) == "True True"
+
+
 def test_registering_twice_is_registering_once(vllm_captured) -> None:
     """After several registrations methods are wrapped and kernels listed once,
     and F.linear stays torch's."""

@@ -33,20 +33,34 @@ def signature_required() -> bool:
 def check_signature(file: Path, content: bytes) -> None:
     """Check that a trusted key signed these bytes of a file, if signatures are required.
 
-    The signature's comment names the file, so that one signed file cannot replace another.
-
     Raises:
         SignatureError: the signature is missing or invalid, or cannot be checked here.
     """
     if not signature_required():
         return
-    minisign, place = _minisign(), Path(f"{file}{SUFFIX}")
+    place = Path(f"{file}{SUFFIX}")
     try:
-        signature = minisign.Signature.from_bytes(read_regular(place, 1))
+        signature = read_regular(place, 1)
     except FileNotFoundError:
         raise SignatureError(f"{file}: unsigned; sign it with `minisign -Sm {file.name}`, or unset {REQUIRED}") from None
-    except (OSError, minisign.Error) as error:
+    except OSError as error:
         raise SignatureError(f"{place}: not a signature of minisign: {error}") from error
+    verify_signature(file, content, signature)
+
+
+def verify_signature(file: Path, content: bytes, text: bytes) -> None:
+    """Verify the signature *text* of a file's bytes by a trusted key, whether or not one is required.
+
+    The signature's comment names the file, so that one signed file cannot replace another.
+
+    Raises:
+        SignatureError: the signature is invalid, or cannot be checked here.
+    """
+    minisign = _minisign()
+    try:
+        signature = minisign.Signature.from_bytes(text)
+    except (ValueError, minisign.Error) as error:
+        raise SignatureError(f"{file}{SUFFIX}: not a signature of minisign: {error}") from error
     reasons = [_refusal(minisign, key, content, signature) for key in _trusted_keys(minisign)]
     if "" not in reasons:
         wrong = any("failed" in reason for reason in reasons)

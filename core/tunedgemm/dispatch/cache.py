@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +12,10 @@ import attrs
 
 from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device
+from tunedgemm.dispatch.counters import MAX_COUNTED, Counter, Tally, count
 from tunedgemm.ops.key import Key
 from tunedgemm.ops.op import Function
+from tunedgemm.process.forksafe import ForkSafeLock
 from tunedgemm.process.plugin_guard import described
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
@@ -26,12 +31,14 @@ class Served:
         shape: the shape it is bound for.
         index: index of the device it is bound for.
         solution: the solution that it launches; None for a launcher that serves one call only.
+        counter: counts its calls; None while calls are not counted.
     """
 
     launcher: Function
     shape: Shape
     index: int
     solution: Solution | None
+    counter: Counter | None = None
 
 
 class LauncherCache:
@@ -40,19 +47,59 @@ class LauncherCache:
     Attributes:
         launchers: maps a cache key to its launcher; hot functions read it without a lock.
         outdated: (shape, device index) of bindings to replace; launchers of these are not kept.
+        lock: what is held while launchers are replaced.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lock: ForkSafeLock | None = None) -> None:
+        self.lock = lock or ForkSafeLock()
         self.launchers: dict[Key, Function] = {}
         self.outdated: set[tuple[Shape, int]] = set()
         self._served: dict[Key, Served] = {}
+        self._tallies: dict[Key, tuple[Served, Tally]] = {}
+        self._opened = self._closed = time.perf_counter()
+        self._share = 1.0
 
     def keep(self, key: Key, served: Served) -> None:
         """Cache a launcher under a key, unless it is outdated."""
         if self.outdated and (served.shape, served.index) in self.outdated:
             return
-        self.launchers[key] = served.launcher
+        self.launchers[key] = served.launcher if served.counter is None else self._counting(key, served, is_new=True)
         self._served[key] = served  # last, since `drop` in another thread finds launchers by it
+
+    def pending(self) -> list[tuple[Counter, Tally]]:
+        """Return the counts of new launchers that no window has ended yet."""
+        return [(served.counter, tally) for served, tally in list(self._tallies.values()) if tally.is_new and served.counter]
+
+    def _counting(self, key: Key, served: Served, *, is_new: bool) -> Function:
+        """Wrap a launcher to count its calls up to the end of the window."""
+        self._tallies[key] = served, (tally := Tally(served.launcher, is_new=is_new))
+        return tally.call
+
+    def open_window(self) -> None:
+        """Begin to count the calls of some launchers."""
+        with self.lock:
+            size, start = len(self._served), random.randrange(len(self._served) or 1)
+            ring = itertools.islice(itertools.chain(self._served.items(), self._served.items()), start, start + min(size, MAX_COUNTED))
+            chosen = [(key, served) for key, served in list(ring) if served.counter is not None and key not in self._tallies]
+            self._share = min(1.0, len(chosen) / max(1, size - len(self._tallies)))
+            self._opened = time.perf_counter()
+            for key, served in chosen:
+                self.launchers[key] = self._counting(key, served, is_new=False)
+
+    def close_window(self) -> None:
+        """Put the launchers back, and extrapolate their counts to the time since the last window.
+
+        Those that were bound since then were counted all the time.
+        """
+        with self.lock:
+            now, tallies, self._tallies = time.perf_counter(), self._tallies, {}
+            weight = (now - self._closed) / max(now - self._opened, 1e-6) / (self._share or 1.0)
+            self._closed = now
+            for key, (served, tally) in tallies.items():
+                if self.launchers.get(key) is tally.call:  # not dropped meanwhile
+                    self.launchers[key] = served.launcher
+                if served.counter is not None:
+                    served.counter.add(tally, 1.0 if tally.is_new else weight)
 
     def take(self, key: Key) -> Served | None:
         """Remove and return the entry of a key."""
@@ -62,6 +109,8 @@ class LauncherCache:
     def behind(self, key: Key | None, launcher: Function) -> Served | None:
         """Return the entry of a key; None if it no longer holds this launcher."""
         served = None if key is None else self._served.get(key)
+        if key in self._tallies and self._tallies[key][1].call is launcher:
+            return served
         return served if served is not None and served.launcher is launcher else None
 
     def drop(self, is_dropped: Callable[[Served], bool]) -> None:
@@ -98,7 +147,10 @@ class Vetoes(dict[tuple[Shape, int, Solution | None], str]):
         """Veto the solution of a launcher that raised; return whether it was not vetoed before."""
         place = served.shape, served.index, served.solution
         reason = f"failed in this process: {described(error)}"
-        return self.setdefault(place, reason) is reason
+        is_new = self.setdefault(place, reason) is reason
+        if is_new and served.solution is not None:
+            count("demotions", served.shape.op, served.solution.libtype)
+        return is_new
 
     def against(self, shape: Shape, device: Device, registry: Registry) -> Callable[[Solution], str] | None:
         """Return a function from a solution to why it must not serve or ""; None if all may."""

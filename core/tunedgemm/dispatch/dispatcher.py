@@ -23,6 +23,7 @@ from tunedgemm.dispatch.cache import LauncherCache, Served, Vetoes
 from tunedgemm.dispatch.call import Call, Operands, checked
 from tunedgemm.dispatch.captures import capture_check, is_captured, may_synchronize, watch_graphs, with_call_counter
 from tunedgemm.dispatch.choice import Explanation, choose, digest, offers, with_elsewhere, with_source
+from tunedgemm.dispatch.counters import counter_of
 from tunedgemm.dispatch.fallback import TorchFailed, blaming_torch, outside_autocast, torch_fallback, torch_serves
 from tunedgemm.dispatch.gradients import differentiable, has_two_products, with_torch_backward
 from tunedgemm.dispatch.invariant import bit_class, report_no_class, warn_of_other_bits
@@ -92,11 +93,11 @@ class Dispatcher:
     ) -> None:
         self.op = op
         self.call_of: Callable[..., Call] = Call.of
-        self.cache = LauncherCache()
+        self._lock = ForkSafeLock(awaited=True)
+        self.cache = LauncherCache(self._lock)
         self.launchers = self.cache.launchers
         self.above = tuple(above)  # tuned files that rank above all layers
         self._configured = (registry, settings, table)
-        self._lock = ForkSafeLock(awaited=True)
         self._turns = Turns()
         self._renewing = ForkSafeLock()
         self._clear()
@@ -203,7 +204,8 @@ class Dispatcher:
         launcher = self.with_capture(chosen, shape, call.operands, is_tunable=bound is not None)
         if call.device.index >= 0 and is_elsewhere(call.device):
             launcher = OnDevice(launcher, call.device.index)
-        self._keep(call.key, served := Served(launcher, shape, call.device.index, solution), bound)
+        counter = counter_of(self.cache, call, bound and bound[0].offer) if self.settings.metrics else None
+        self._keep(call.key, served := Served(launcher, shape, call.device.index, solution, counter), bound)
         try:
             out = launcher(*call.operands)
             return out if solution in (None, NATIVE) else checked(call, out)
@@ -306,10 +308,7 @@ class Dispatcher:
         return True
 
     def fingerprint(self) -> str:
-        """Return a digest of the merged table and the backends' versions.
-
-        Ranks with equal digests make equal choices.
-        """
+        """Return a digest of tables and backends' versions; ranks with equal digests choose equally."""
         return digest(self.table, self.registry, self.settings.untuned, current_device())
 
     def is_bound(self, shape: Shape, device: Device) -> bool:

@@ -43,6 +43,7 @@ class Settings:
         batch_invariant: ``TUNEDGEMM_BATCH_INVARIANT``: serve by one bit class for each weight, so
             that the bits of a row do not depend on M.
         verify: ``TUNEDGEMM_VERIFY``: share of the calls that torch computes, too, to compare.
+        metrics: ``TUNEDGEMM_METRICS``: count calls; see `tunedgemm.dispatch.counters`.
     """
 
     capture: bool = False
@@ -55,6 +56,7 @@ class Settings:
     online_libtype: str = "all"
     batch_invariant: bool = False
     verify: float = 0.0
+    metrics: bool = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -71,12 +73,13 @@ class Settings:
             online_libtype=read("TUNEDGEMM_ONLINE_LIBTYPE", environment),
             batch_invariant=read(BATCH_INVARIANT, environment),
             verify=read("TUNEDGEMM_VERIFY", environment),
+            metrics=read("TUNEDGEMM_METRICS", environment),
         )
 
     @property
     def passive(self) -> Settings:
-        """Return these settings without capture, online tuning and verification, to inspect shapes only."""
-        return attrs.evolve(self, capture=False, online=False, online_moe=False, background=False, verify=0.0)
+        """Return these settings without what counts, tunes or verifies calls, to inspect shapes only."""
+        return attrs.evolve(self, capture=False, online=False, online_moe=False, background=False, verify=0.0, metrics=False)
 
     def tunes_online(self, op: str) -> bool:
         """Check whether shapes of an op are tuned at their first call or in the background.

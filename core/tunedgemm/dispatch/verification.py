@@ -19,6 +19,7 @@ from tunedgemm.device import Device
 from tunedgemm.dispatch.cache import Served
 from tunedgemm.dispatch.call import Call
 from tunedgemm.dispatch.captures import may_synchronize, watch_graphs
+from tunedgemm.dispatch.counters import count
 from tunedgemm.errors import PluginError, TableError
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops.accuracy import MAX_ERROR_RATIO
@@ -113,6 +114,7 @@ class _Samples:
 
     def _compared(self, out: torch.Tensor, operands: tuple[torch.Tensor | None, ...]) -> torch.Tensor | None:
         """Return the errors of an output on its device, see `errors_of`; fail on another size."""
+        count("verifications", self.shape.op, self.solution.libtype)
         with torch.no_grad():
             expected = self.dispatcher.torch_fallback(self.shape, self.device)(*operands)
             if out.shape != expected.shape:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # what `__getattr__` returns, for type checkers and editors
     from tunedgemm.dispatch.choice import offers as offers
     from tunedgemm.dtype import fp8_of as fp8_of
     from tunedgemm.errors import OperandError as OperandError
+    from tunedgemm.integrations.exposition import expose_counters as expose_counters
     from tunedgemm.integrations.health import Engine as Engine
     from tunedgemm.integrations.torch_compile import define_op as define_op
     from tunedgemm.integrations.torch_compile import plain as plain
@@ -55,6 +56,7 @@ _NAMES = {
     "dispatch.choice": "offers",
     "dtype": "fp8_of",
     "errors": "OperandError",
+    "integrations.exposition": "expose_counters",
     "integrations.health": "Engine",
     "integrations.torch_compile": "define_op plain",
     "ops.a16wn": "check_values",

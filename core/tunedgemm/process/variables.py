@@ -239,6 +239,8 @@ KINDS: Mapping[str, Kind] = {
     "TUNEDGEMM_FALLBACK": Libtypes(UNTUNED),
     "TUNEDGEMM_HOME": Folder(),
     "TUNEDGEMM_MAX_FILE_MIB": Number(0, "MiB", least=1, whole=True),
+    "TUNEDGEMM_METRICS": Switch(),
+    "TUNEDGEMM_METRICS_DIR": Folder(),
     "TUNEDGEMM_ONLINE": Switch(others=("background",)),
     "TUNEDGEMM_ONLINE_LIBTYPE": Libtypes(ALL, is_selection=True),
     "TUNEDGEMM_ONLINE_SECONDS": Number(30.0, "seconds", open=True),

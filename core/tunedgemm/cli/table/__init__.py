@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from pathlib import Path
 
 from tunedgemm.backends.command import Command
 from tunedgemm.cli.document import add_json
@@ -11,10 +12,11 @@ from tunedgemm.cli.flags import per_cent, positive_number
 from tunedgemm.process.paths import expanded
 
 _FILE = "a tuned CSV, or the bare name of a shipped one"
+_COLLECTION = "a folder, oci://HOST/NAME:TAG or hf://OWNER/NAME"
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", metavar="show|check|merge|diff|export|publish|deny", required=True)
+    actions = parser.add_subparsers(dest="action", metavar="show|check|merge|diff|export|publish|put|get|deny", required=True)
 
     show = _action(actions, "show", "print the rows of a table")
     show.add_argument("file", nargs="?", help=f"{_FILE}; default: the merged layers that dispatch uses")
@@ -61,6 +63,20 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     logs = "a trial log of the rows; repeat for several; default: the one next to the table"
     publish.add_argument("--trials", action="append", default=[], type=expanded, metavar="LOG", help=logs)
 
+    put = _action(actions, "put", "add a published table to a collection")
+    put.add_argument("file", type=expanded, help="a published table, with its signature FILE.minisig")
+    put.add_argument("collection", metavar="COLLECTION", help=_COLLECTION)
+    put.add_argument(
+        "--coverage", action="append", default=[], metavar="MODEL=FILE", help="a model's report of `coverage --json`; repeatable"
+    )
+    put.add_argument("--unsigned", action="store_true", help="put it without a signature")
+
+    get = _action(actions, "get", "list a collection of published tables, or get one of them")
+    get.add_argument("collection", metavar="COLLECTION", help=_COLLECTION)
+    get.add_argument("table", nargs="?", default="", metavar="TABLE", help="name or digest of the table; default: list all")
+    get.add_argument("-o", "--output", metavar="FOLDER", type=expanded, default=Path(), help="the folder that gets it; default: this one")
+    get.add_argument("--unsigned", action="store_true", help="do not check the signature: trust the collection")
+
 
 def _action(actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str) -> argparse.ArgumentParser:
     parser = actions.add_parser(name, help=summary, description=summary)
@@ -74,4 +90,4 @@ def _run(arguments: argparse.Namespace) -> int:
     return code
 
 
-command = Command("table", "show, check, compare, merge, export or publish tuned tables", _add_arguments, _run)
+command = Command("table", "show, check, compare, merge, export, publish, put or get tuned tables", _add_arguments, _run)
