@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tunedgemm.plugin import Backend, Device, Launcher, Shape, Solution
 from tunedgemm.testing.conformance import Poisoned
 from tunedgemm.testing.launching import output_fault
-from tunedgemm.tools.launching import ARCHITECTURES
+from tunedgemm.tools.launching import ARCHITECTURES, FORMATS
 from tunedgemm.tools.tables import ops
-from tunedgemm_skinny.limits import MAX_ROWS, OPS, OUTPUTS, shuffled_rows, width_of
+from tunedgemm_skinny.limits import FORMATTED, MAX_ROWS, OPS, ORDERS, OUTPUTS, PACKED_K, PACKED_N, PACKED_ROWS, shuffled_rows, width_of
 
 #: Classes of sizes: small N and K; odd ones; large N; large K.
 KINDS = ("small", "odd", "wide", "deep")
@@ -61,6 +61,8 @@ def aligned(width: int) -> st.SearchStrategy[int]:
 def dtypes_of(op: str, gfx: str, *, floating: bool = False) -> tuple[str, ...]:
     """Return the dtypes of an op that an architecture multiplies; with *floating* no integers."""
     whole = () if floating else ("int8", "fp4x2")
+    if op == FORMATTED and gfx.startswith("gfx"):
+        return ()
     return tuple(dtype for dtype in OPS[op][0] if dtype in ("bf16", "fp16", ARCHITECTURES[gfx].fp8, *whole))
 
 
@@ -84,7 +86,7 @@ def shapes(draw: st.DrawFn, kind: str, room: Room, op: str = "a16w16", dtypes: t
     layouts = LAYOUTS.get(op, ("row",))
     fewest, most = draw(st.sampled_from([(least, most) for least, most in ROWS if most <= room.m]))
     m, dtype, scale = draw(st.integers(fewest, most)), draw(st.sampled_from(dtypes)), draw(st.sampled_from(OPS[op][1]))
-    bias = draw(st.sampled_from(("", *OUTPUTS))) if scale != "block" or "w4" in op else ""
+    bias = draw(st.sampled_from(("", *OUTPUTS))) if scale != "block" or "w4" in op or op == FORMATTED else ""
     fields: dict[str, Any] = {"epilogue": "bias", "bias_dtype": bias} if bias else {}
     fields["layout"] = draw(st.sampled_from(layouts))
     if op.startswith("batched_"):
@@ -92,6 +94,10 @@ def shapes(draw: st.DrawFn, kind: str, room: Room, op: str = "a16w16", dtypes: t
         fields["extra"] = {"B": batches}
         room = attrs.evolve(room, n=max(room.n // batches, 8), k=max(room.k // batches, 8), elements=max(room.elements // batches, 64))
     n, k = draw(_sizes(kind, room))
+    if op == FORMATTED:
+        form = FORMATS[draw(st.sampled_from(list(ORDERS) if dtype == "bf16" else [name for name in ORDERS if "int" in name]))]
+        fields["extra"] = {"w_format": form.name, "w_group": draw(st.sampled_from(form.groups))}
+        m, n, k = min(m, PACKED_ROWS), -(-n // PACKED_N) * PACKED_N, -(-k // PACKED_K) * PACKED_K
     if rows := shuffled_rows(fields["layout"]):
         n, k = -(-n // rows) * rows, -(-k // WHOLE) * WHOLE
     elif "w4" in op:
@@ -129,7 +135,7 @@ def bound(skinny: Backend, solution: Solution, shape: Shape, device: Device) -> 
 def among_nans(operand: torch.Tensor, begin: int = 0) -> torch.Tensor:
     """Copy an operand into a storage of NaNs, *begin* elements after an aligned address."""
     plain = getattr(operand, "plain", operand)  # bytes of a shuffled weight, or of shuffled scales, in storage order
-    values, before = plain.contiguous().view(torch.uint8).flatten(), operand.element_size() * (MARGIN + begin)
+    values, before = plain.contiguous().view(-1).view(torch.uint8), operand.element_size() * (MARGIN + begin)
     storage = torch.full((2 * before + len(values),), NANS.get(operand.dtype, 0xFF), dtype=torch.uint8, device=operand.device)
     copy = storage[before:][: len(values)].copy_(values).view(operand.dtype).view(operand.shape)
     if isinstance(operand, tunedgemm.ShuffledScale):
@@ -158,7 +164,8 @@ def _inputs(draw: st.DrawFn, shape: Shape, device: Device) -> tuple[torch.Tensor
 def normal(draw: st.DrawFn, shape: Shape, device: Device) -> Case:
     """Draw normal operands, each within NaNs."""
     inputs = _inputs(draw, shape, device)
-    return _case(shape, tuple(among_nans(operand, draw(aligned(operand.element_size()))) for operand in inputs))
+    placed = (None if operand is None else among_nans(operand, draw(aligned(operand.element_size()))) for operand in inputs)
+    return _case(shape, tuple(placed))
 
 
 @st.composite

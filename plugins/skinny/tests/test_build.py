@@ -16,7 +16,7 @@ from tunedgemm.plugin import LaunchError, Shape, Solution
 from tunedgemm.tools.launching import ARCHITECTURES
 from tunedgemm_skinny import rtc
 from tunedgemm_skinny.build import Build, build_of, code, defines, options, source
-from tunedgemm_skinny.names import FAMILIES, Rows, Tiles, Wgmma
+from tunedgemm_skinny.names import FAMILIES, Packed, Rows, Tiles, Wgmma
 
 SHAPE = Shape("a16w16", 3, 48, 64, epilogue="bias", bias_dtype="fp32", outdtype="fp16")
 BUILD = build_of(Rows(2, 1, 1, 1), 1, Shape("a16w16", 2, 8, 64), "sm_90")
@@ -75,12 +75,13 @@ def test_every_macro_of_the_sources_is_defined() -> None:
     """Every macro that the sources test is defined by them, by the build or by the compiler."""
     machine = {"SKINNY_HOST", "COLUMNS", "STEPS", "BYTES"}
     families = {f"FAMILY_{family.family}" for family in FAMILIES}
-    for kernel in (Rows(1, 1, 1, 1), Tiles(1, 1, 1, 1), Wgmma(1, 1, 1, 1)):
-        text = source(kernel.family)
+    packed = Shape("a16wn", 1, 64, 256, scale="block", extra={"w_format": "ct_int4", "w_group": 128})
+    for kernel in (Rows(1, 1, 1, 1), Tiles(1, 1, 1, 1), Wgmma(1, 1, 1, 1), Packed(1, 1, 1, 1)):
+        text, shape = source(kernel.family), packed if isinstance(kernel, Packed) else SHAPE
         conditions = "\n".join(line.split("//")[0] for line in text.splitlines() if line.startswith(("#if", "#elif")))
         own = set(re.findall(r"#define (\w+)", text))
         tested = set(re.findall(r"\b[A-Z]\w+", conditions)) - own - machine - families
-        assert {"DTYPE", "BIAS", "OUT"} <= tested <= set(defines(build_of(kernel, 1, SHAPE, "sm_90")))
+        assert {"DTYPE", "BIAS", "OUT"} <= tested <= set(defines(build_of(kernel, 1, shape, "sm_90")))
         assert "#include" not in text, "run-time compilers have no headers"
 
 
@@ -161,7 +162,7 @@ import sys
 from tunedgemm.plugin import Shape
 from tunedgemm_skinny import rtc
 from tunedgemm_skinny.build import build_of, code
-from tunedgemm_skinny.names import FAMILIES, Rows, Tiles, Wgmma
+from tunedgemm_skinny.names import FAMILIES, Packed, Rows, Tiles, Wgmma
 compiler = rtc.bind_functions(rtc.NVRTC, sys.argv[1])
 sys.stdin.readline()
 print(len(code(build_of(Rows(2, 1, 1, 1), 1, Shape("a16w16", 2, 8, 64), "sm_90"), compiler)))

@@ -12,7 +12,7 @@ from tunedgemm.plugin import Device, Shape
 from tunedgemm.tools.launching import ARCHITECTURES
 from tunedgemm_skinny.build import Build, build_of, options, source
 from tunedgemm_skinny.limits import MAX_ROWS, unsupported, width_of
-from tunedgemm_skinny.names import KernelConfig, Rows, Tiles, Wgmma
+from tunedgemm_skinny.names import KernelConfig, Packed, Rows, Tiles, Wgmma
 from tunedgemm_skinny.resources import PIECE, registers, shared_bytes
 from tunedgemm_skinny.space import enumerate_kernels
 
@@ -103,7 +103,7 @@ def test_first_solutions(compiled: Any, gfx: str, m: int) -> None:
         check(code, build)
         assert code.shared + shared_bytes(kernel, splits, shape, gfx) <= architecture.shared_bytes
         limit = 65536 if gfx in NVIDIA else 4 * 64 * 512  # per multiprocessor; per compute unit of four SIMDs, with AGPRs
-        assert code.registers * kernel.warps * architecture.wave <= limit, f"{build} has {code.registers} registers"
+        assert code.registers * kernel.warps * architecture.warp_size <= limit, f"{build} has {code.registers} registers"
 
 
 @pytest.mark.cases("gfx", ["sm_80", "sm_90", "gfx90a", "gfx942"])
@@ -275,6 +275,23 @@ def test_wgmma_instructions(compiled: Any, dtype: str, m: int) -> None:
     assert (code.spilled, code.stack) == (0, 0)
 
 
+@pytest.mark.cases("gfx", list(NVIDIA))
+@pytest.mark.cases(("name", "group"), [("ct_int4", 128), ("gptq_int4_zp", 32), ("awq_int4", 0), ("nvfp4", 16), ("mxfp4", 32)])
+def test_weights_of_4_bits(compiled: Any, gfx: str, name: str, group: int) -> None:
+    """The first solutions of each order of codes compile, with mma and few spills."""
+    for m, dtype in ((1, "bf16"), (16, "bf16"), (8, "fp16")):
+        shape = Shape("a16wn", m, 4096, 14336, dtype=dtype, outdtype=dtype, scale="block", extra={"w_format": name, "w_group": group})
+        if unsupported(shape, DEVICES[gfx]):
+            assert name.endswith("fp4"), shape
+            continue
+        for kernel, splits in first(shape, gfx, 2):
+            code = compiled(build_of(kernel, splits, shape, gfx))
+            assert INSTRUCTION[dtype]["nvidia"] in code.text
+            assert max(code.spilled, code.stack) <= 48 and not code.shared, kernel.name
+            assert abs(code.registers - registers(kernel, shape, gfx)) <= 60, kernel.name
+            assert isinstance(kernel, Packed)
+
+
 @pytest.mark.cases("gfx", ["sm_90", "sm_100"])
 @pytest.mark.cases("kernel", [Rows(2, 4, 1, 2), Rows(1, 1, 2, 2, stages=3), Tiles(1, 2, 2, 2, 4, True), Wgmma(1, 2, 1, 1, 4)])
 def test_splits_that_meet_in_a_cluster(compiled: Any, gfx: str, kernel: KernelConfig) -> None:
@@ -282,7 +299,7 @@ def test_splits_that_meet_in_a_cluster(compiled: Any, gfx: str, kernel: KernelCo
 
     Other programs use atomics.
     """
-    if isinstance(kernel, Wgmma) and not ARCHITECTURES[gfx].wgmma:
+    if isinstance(kernel, Wgmma) and ARCHITECTURES[gfx].matrix != "wgmma":
         pytest.skip(f"{gfx} has no wgmma")
     shape = Shape("a16w16", 8, 2112, 7168)
     for cluster, splits in ((True, 2), (True, 5), (False, 5)):

@@ -15,6 +15,21 @@ SPLIT = Shape("a16w16", 3, 33, 520, epilogue="bias", bias_dtype="fp32")
 BATCH = Shape("batched_a8w8", 2, 17, 136, dtype="int8", outdtype="bf16", scale="row", extra={"B": 3})
 
 
+FORMATS = tuple(
+    Shape("a16wn", m, n, k, dtype=dtype, outdtype=dtype, scale="block", extra={"w_format": name, "w_group": group}, **epilogue)
+    for name, group, dtype, m, n, k, epilogue in (
+        ("gptq_int4", 128, "bf16", 9, 72, 1024, {}),
+        ("gptq_int4_zp", 32, "fp16", 3, 40, 352, {"epilogue": "bias", "bias_dtype": "fp16"}),
+        ("gptq_int4_zp_v2", 64, "bf16", 1, 24, 640, {}),
+        ("awq_int4", 0, "fp16", 1, 136, 256, {}),
+        ("ct_int4", 64, "bf16", 1, 37, 320, {}),
+        ("ct_int4_zp", 128, "bf16", 16, 19, 384, {}),
+        ("nvfp4", 16, "bf16", 5, 33, 640, {"epilogue": "bias", "bias_dtype": "fp32"}),
+        ("mxfp4", 32, "bf16", 1, 50, 512, {}),
+    )
+)
+
+
 class TestSkinny(BackendConformance):
     """Conformance over the vendors' libraries.
 
@@ -33,8 +48,8 @@ class TestSkinny(BackendConformance):
 class OverFakes(StandInConformance):
     """Conformance on the CPU, which emulates the GPU of the fake libraries.
 
-    The shapes have one launcher each: plain operands with a bias and splits, scaled ones, and bf16
-        times mxfp4.
+    The shapes have one launcher each: plain operands with a bias and splits, scaled ones, bf16
+    times mxfp4, and each order and kind of codes of 4 bits.
     """
 
     folder = Path(__file__).with_name("installed")
@@ -54,7 +69,7 @@ class TestCuda(OverFakes):
     """Conformance over the fake NVRTC and CUDA driver."""
 
     libtype = "skinnycuda"
-    shapes = (SPLIT, BATCH, Shape("a16w4_blockscale", 2, 32, 256, outdtype="bf16", scale="block", layout="aiter16x16"))
+    shapes = (SPLIT, BATCH, Shape("a16w4_blockscale", 2, 32, 256, outdtype="bf16", scale="block", layout="aiter16x16"), *FORMATS)
 
 
 class TestHip(OverFakes):

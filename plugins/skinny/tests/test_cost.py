@@ -32,7 +32,7 @@ def test_one_row_of_x_skips_shared_memory(sizes: tuple[int, int]) -> None:
 
 def test_every_feature_has_a_finite_weight() -> None:
     """The data file has a finite weight for each feature and family."""
-    assert set(weights()) == {"rows", "tiles", "wgmma"}
+    assert set(weights()) == {"rows", "tiles", "wgmma", "packed"}
     for family in weights().values():
         assert len(family) == len(FEATURES) == len(set(FEATURES))
         assert all(map(math.isfinite, family))
@@ -46,6 +46,7 @@ def test_every_feature_has_a_finite_weight() -> None:
         Shape("a8w8", 5, 7168, 8192, dtype="int8", scale="row"),
         Shape("a8w8_blockscale", 5, 7168, 8192, dtype="fp8", scale="block"),
         Shape("batched_bf16", 5, 128, 512, extra={"B": 8}),
+        Shape("a16wn", 5, 4096, 14336, scale="block", extra={"w_format": "gptq_int4", "w_group": 128}),
     ],
 )
 @pytest.mark.cases("gfx", ["sm_80", "sm_90", "sm_120"])

@@ -32,7 +32,7 @@ _LISTED: dict[str, dict[str, tuple[int, ...]]] = {
     "rows": {"n_each": (1, 2, 4), "warps_n": (1, 4), "warps_k": (1, 4), "unroll": (1, 2), "stages": (0, 3)},
     "tiles": {"n_each": (1, 2), "warps_n": (1, 4), "warps_k": (1, 4), "unroll": (1, 4), "stages": (0, 3)},
     "wgmma": {"n_each": (1,), "warps_n": (1, 2), "warps_k": (1, 2), "unroll": (1, 2), "stages": (4, 8)},
-    "packed": {"warps_n": (1, 2, 4), "warps_k": (2, 4, 8), "unroll": (1, 2)},
+    "packed": {"warps_n": (1, 2, 4), "warps_k": (1, 2, 4, 8), "unroll": (1, 2)},
 }
 #: Most warps of a block.
 _WARPS = 16

@@ -173,19 +173,23 @@ int find_operands(Launch &launch) {
         if (p.dtype == FP4) return p.shuffled ? (rows + 255) / 256 * 256 * ((k / 16 + 7) / 8 * 8) : rows * (k / 16);
         return 4 * (p.scale == 1 ? 1 : p.scale == 2 ? batches * rows : p.scale == 3 ? by_block * blocks : 0);
     };
+    // Of a packed weight: e4m3 per 16 or e8m0 per 32, else 16 bits a group; then zero points of 4
+    // bits, or the global scale.
+    const size_t groups = p.group ? k / p.group : 1, packed_scales = p.e2m1 ? n * k / (p.e2m1 == 1 ? 16 : 32) : 2 * n * groups;
+    const size_t others = p.zeros ? (n + 7) / 8 * groups * 4 : p.e2m1 == 1 ? 4 : 0;
     const auto operand = [](const char *name, void *at, size_t bytes, bool written, bool once) {
         return Operand{name, (char *)at, at ? bytes : 0, written, once, 0, 0, std::vector<unsigned char>(once && at ? bytes : 0)};
     };
     launch.operands = {
         operand("x", a.x, batches * m * k * width * (p.x_wide ? 4 : 1), false, false),
-        operand("weight", a.weight, batches * n * k * width, false, false),
+        operand("weight", a.weight, p.packed ? n * k / 2 : batches * n * k * width, false, false),
         operand("bias", a.bias, p.bias ? batches * n * (p.bias == 3 ? 4 : 2) : 0, false, false),
         operand("out", a.out, batches * m * n * element, true, true),
         operand("partial", a.partial, splits > 1 ? batches * splits * m * n * 4 : 0, true, true),
         operand("counters", a.counters, splits > 1 ? batches * launch.grid_x * 4 : 0, true, false),
         // The last block of padded scales ends without its padding.
-        operand("x_scale", a.x_scale, p.x_wide ? 0 : scales(m, m) + (p.x_column ? 4 * (-m & (size_t)(p.x_column - 1)) * (blocks - 1) : 0), false, false),
-        operand("w_scale", a.w_scale, scales(n, (n + 127) / 128), false, false),
+        operand("x_scale", a.x_scale, p.packed ? others : p.x_wide ? 0 : scales(m, m) + (p.x_column ? 4 * (-m & (size_t)(p.x_column - 1)) * (blocks - 1) : 0), false, false),
+        operand("w_scale", a.w_scale, p.packed ? packed_scales : scales(n, (n + 127) / 128), false, false),
     };
     for (const Operand &each : launch.operands) {
         if ((uintptr_t)each.begin % 16) return refuse(INVALID_VALUE, "%s at %p is no multiple of 16", each.name, (void *)each.begin);
@@ -208,7 +212,7 @@ int check(const Launch &launch) {
     if (!a.x || !a.weight || !a.out || (p.bias && !a.bias)) return refuse(INVALID_VALUE, "an operand is missing");
     if (p.scale && ((!a.x_scale && !p.x_wide) || !a.w_scale)) return refuse(INVALID_VALUE, "a scale is missing");
     if (p.shuffled && (a.n % p.shuffled || a.k % (p.dtype >= 2 ? 16 : 8))) return refuse(INVALID_VALUE, "%lld x %lld cannot be shuffled", a.n, a.k);
-    if (p.scale == 3 && p.dtype != FP4 && a.splits > 1 && a.per_split % (p.unroll > 1 ? 128 : 64))
+    if (p.scale == 3 && p.dtype != FP4 && !p.packed && a.splits > 1 && a.per_split % (p.unroll > 1 ? 128 : 64))
         return refuse(INVALID_VALUE, "splits of %lld elements cut what has one scale", a.per_split);
     if (!p.batched && launch.grid_z != 1) return refuse(INVALID_VALUE, "%u products for a program of one", launch.grid_z);
     if (p.cluster && a.splits != p.cluster) return refuse(INVALID_VALUE, "%d splits for a cluster of %d", a.splits, p.cluster);

@@ -25,11 +25,12 @@ struct HostProgram {
     const char *arch;
     int rows, warps; // rows of the weight and warps of a unit of a block
     int m, n_each, warps_n, warps_k, unroll, vec, wave, x_shared, out, bias, dtype, scale, batched, cluster, shuffled, x_wide, x_column;
+    int packed, zeros, e2m1, group; // of a weight of 4 bits: 1, and the macros of its format
 };
 
 #ifdef SKINNY_HOST
-#if defined(FAMILY_rows) + defined(FAMILY_tiles) + defined(FAMILY_wgmma) != 1
-#error "one of FAMILY_rows, FAMILY_tiles and FAMILY_wgmma must be defined"
+#if defined(FAMILY_rows) + defined(FAMILY_tiles) + defined(FAMILY_wgmma) + defined(FAMILY_packed) != 1
+#error "one of FAMILY_rows, FAMILY_tiles, FAMILY_wgmma and FAMILY_packed must be defined"
 #endif
 #if WAVE != FAKE_WAVE
 #error "WAVE is not the width of this architecture's warps"
@@ -37,7 +38,7 @@ struct HostProgram {
 #if defined(FAMILY_wgmma)
 #define HOST_ROWS 64
 #define HOST_WARPS 4
-#elif defined(FAMILY_tiles)
+#elif defined(FAMILY_tiles) || defined(FAMILY_packed)
 #define HOST_ROWS 16
 #define HOST_WARPS 1
 #else
@@ -59,12 +60,18 @@ struct HostProgram {
 #define HOST_X_COLUMN 0
 #endif
 
+#ifdef FAMILY_packed
+#define HOST_FORMAT 1, ZEROS, E2M1, GROUP
+#else
+#define HOST_FORMAT 0, 0, 0, 0
+#endif
+
 extern "C" {
 extern const HostTable *host_table;
 const HostTable *host_table = nullptr;
 extern const HostProgram host_program;
 const HostProgram host_program = {FAKE_ARCH, HOST_ROWS, HOST_WARPS, M, N_EACH, WARPS_N, WARPS_K, UNROLL, VEC, WAVE, X_SHARED, OUT, BIAS, DTYPE,
-                                  SCALE, BATCHED, CLUSTER, SHUFFLED, X_WIDE, HOST_X_COLUMN};
+                                  SCALE, BATCHED, CLUSTER, SHUFFLED, X_WIDE, HOST_X_COLUMN, HOST_FORMAT};
 }
 // Always given, though only the kernels' text uses them.
 static_assert(UNROLL > 0 && DTYPE >= 0 && DTYPE <= 5, "UNROLL and DTYPE");

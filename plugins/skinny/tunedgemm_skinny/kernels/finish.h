@@ -32,7 +32,7 @@ DEVICE Out out_of(float sum) { return OUT == 0 ? bfloat_of(sum) : half_of(sum); 
 DEVICE float scaled(const Args &args, long long row, long long column, Sum sum) {
 #if SCALE == 1 || SCALE == 2
     return (float)sum * scale_at(args.x_scale, SCALE == 2 ? row : 0) * scale_at(args.w_scale, SCALE == 2 ? column : 0);
-#elif defined(FAMILY_packed) && E2M1 == 1
+#elif HAS_GLOBAL
     return (float)sum * 256.0f * scale_at(args.x_scale, 0);
 #else
     return (float)sum;

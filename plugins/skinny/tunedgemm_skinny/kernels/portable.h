@@ -56,6 +56,7 @@ typedef float Sum;
 #define THREADS (WAVE * WARPS_N * WARPS_K)
 #ifdef FAMILY_packed
 #define EACH (16 * N_EACH)
+#define HAS_GLOBAL (E2M1 == 1)  // one scale of the whole weight
 #elif defined(FAMILY_tiles)
 #define EACH (16 * N_EACH)  // weight rows of a warp
 #define STEP (4 * PIECE)    // elements of K in a step of a warp
@@ -63,6 +64,9 @@ typedef float Sum;
 #define EACH N_EACH
 #define STEP (WAVE * PIECE)
 #endif
+#endif
+#ifndef HAS_GLOBAL
+#define HAS_GLOBAL 0
 #endif
 #define ROWS (EACH * WARPS_N)        // weight rows of a block: columns of the output
 #define TOGETHER (ROWS % 4 ? 1 : 4)  // columns that a thread reduces and stores at once
