@@ -43,7 +43,7 @@ from tunedgemm_skinny.space import enumerate_kernels as choices
 from tunedgemm_skinny.space import spread
 
 HERE = Path(__file__).parent
-TRIALS = HERE / "results" / "h200-2026-11-22" / "skinny-trials.csv"
+TRIALS = tuple(HERE / "results" / folder / "skinny-trials.csv" for folder in ("h200-2026-11-22", "h200-2026-11-29"))
 FITTED = HERE.parent / "plugins" / "skinny" / "tunedgemm_skinny" / "fitted.json"
 H200 = "sm_90:132:nvidia-h200"
 #: Fields of `Shape.extra`.
@@ -330,7 +330,7 @@ def listed(shape: Shape, weights: Mapping[str, np.ndarray], device: Device) -> l
 def main() -> int:
     """Read, fit, write and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("logs", nargs="*", type=Path, metavar="LOG", default=[TRIALS], help=f"default: {TRIALS.relative_to(HERE)}")
+    parser.add_argument("logs", nargs="*", type=Path, metavar="LOG", default=TRIALS, help="default: the committed tables")
     parser.add_argument("--device", type=device_of_text, default=H200, help=f"GFX:CU:NAME that the timings are of (default: {H200})")
     parser.add_argument("--out", type=Path, help=f"the data file of the plugin ({FITTED.name})")
     parser.add_argument("--compact", type=Path, help="write one table of all timings")

@@ -34,7 +34,7 @@ def h200(fitting: ModuleType) -> Device:
 @pytest.fixture(scope="module")
 def trials(fitting: ModuleType, h200: Device) -> Any:
     """Read the committed timings."""
-    return fitting.read([fitting.TRIALS], h200)
+    return fitting.read(fitting.TRIALS, h200)
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ FP8 = INT8 | {"dtype": "fp8"}
 BLOCKS = {"op": "a8w8_blockscale", "dtype": "fp8", "outdtype": "bf16", "scale": "block"}
 A4W4 = {"op": "a4w4_blockscale", "dtype": "fp4x2", "outdtype": "bf16", "scale": "block", "layout": "aiter16x16"}
 A16W4 = A4W4 | {"op": "a16w4_blockscale", "dtype": "bf16", "layout": "row"}
+CODES = {"op": "a16wn", "scale": "block"}
 BATCH = {"op": "batched_bf16", "extra": {"B": 16}}
 BIAS = {"epilogue": "bias", "bias_dtype": "fp32"}
 SHAPES: list[dict[str, Any]] = [
@@ -64,6 +65,11 @@ SHAPES: list[dict[str, Any]] = [
     {**INT8, "op": "a8w8_bpreshuffle", "m": 3, "n": 96, "k": 1024, "layout": "aiter32x16", **BIAS},
     {**BLOCKS, "op": "a8w8_blockscale_bpreshuffle", "m": 1, "n": 2112, "k": 7168, "layout": "aiter16x16"},
     {**BLOCKS, "op": "a8w8_blockscale_bpreshuffle", "m": 64, "n": 1536, "k": 7168, "layout": "aiter16x16"},
+    {**CODES, "m": 1, "n": 1280, "k": 8192, "extra": {"w_format": "gptq_int4_zp", "w_group": 64}},
+    {**CODES, "m": 16, "n": 328, "k": 2048, "dtype": "fp16", "extra": {"w_format": "awq_int4", "w_group": 128}, **BIAS},
+    {**CODES, "m": 5, "n": 333, "k": 1024, "extra": {"w_format": "ct_int4", "w_group": 32}},
+    {**CODES, "m": 9, "n": 333, "k": 1024, "outdtype": "fp32", "extra": {"w_format": "nvfp4", "w_group": 16}},
+    {**CODES, "m": 2, "n": 264, "k": 640, "extra": {"w_format": "mxfp4", "w_group": 32}},
 ]  # fmt: skip
 #: Kernels with splits, one for each way to load and to reduce.
 KERNELS: list[tuple[KernelConfig, int]] = [
