@@ -89,12 +89,13 @@ def test_hopper_classes(sizes: tuple[int, int, int], taken: bool) -> None:
 
 @pytest.mark.cases("m", [1, 64])
 def test_weights_that_torch_rewrites_in_each_call(m: int) -> None:
-    """mxfp4 and shuffled weights get the first solution on NVIDIA, none on AMD."""
+    """Weights of 4 bits and shuffled weights get the first solution on NVIDIA, none on AMD."""
     fields = {"outdtype": "bf16", "scale": "block"}
     for shape in (
         Shape("a16w4_blockscale", m, 2112, 7168, dtype="bf16", **fields),
         Shape("a4w4_blockscale", m, 2112, 7168, dtype="fp4x2", layout="aiter16x16", **fields),
         Shape("a16w16", m, 2112, 7168, layout="aiter16x16"),
+        Shape("a16wn", min(m, 16), 2112, 7168, scale="block", extra={"w_format": "awq_int4", "w_group": 128}),
     ):
         for device in (H200, Device("sm_100", 148)):
             assert skinny.heuristic_fallback(shape, device) == next(iter(skinny.solutions(shape, device)))

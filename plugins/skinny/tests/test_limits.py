@@ -12,6 +12,7 @@ from tunedgemm_skinny.limits import TILED, UNTILED, unsupported
 PLAIN = Shape("a16w16", 4, 48, 64)
 FP8 = Shape("a8w8", 4, 48, 64, dtype="fp8_e4m3fn", outdtype="bf16", scale="row")
 FP4 = Shape("a16w4_blockscale", 4, 48, 64, dtype="fp16", outdtype="bf16", scale="block")
+CODES = Shape("a16wn", 4, 48, 256, scale="block", extra={"w_format": "gptq_int4", "w_group": 128})
 BATCH = Shape("batched_bf16", 4, 48, 64, extra={"B": 3})
 H200, MI300 = Device("sm_90", 132, "nvidia-h200"), Device("gfx942", 304, "amd-instinct-mi300x")
 
@@ -38,6 +39,15 @@ REFUSED = [
     (H200, attrs.evolve(FP8, op="a8w8_blockscale", dtype="int8", scale="block"), "must be fp8_e4m3fn or fp8_e4m3fnuz (got int8)"),
     (H200, attrs.evolve(BATCH, dtype="int8"), "batched_bf16: operands must be bf16 or fp16 (got int8)"),
     (H200, attrs.evolve(BATCH, extra={"B": 65536}), "B must be at most 65535 (got 65536)"),
+    (MI300, CODES, "a16wn needs NVIDIA's mma (got gfx942)"),
+    (H200, attrs.evolve(CODES, extra={"w_format": "mxfp8", "w_group": 32}), "a16wn: format must be one of ct_int4, "),
+    (H200, attrs.evolve(CODES, dtype="fp16", outdtype="fp16", extra={"w_format": "nvfp4", "w_group": 16}), "nvfp4: x must be bf16"),
+    (Device("sm_80", 108), attrs.evolve(CODES, extra={"w_format": "nvfp4", "w_group": 16}), "nvfp4: sm_80 has no fp8"),
+    (H200, attrs.evolve(CODES, m=17), "a16wn: M must be at most 16 (got 17)"),
+    (H200, attrs.evolve(CODES, n=1 << 20, k=1 << 15), "N x K must be at most 17179869184 (got 1048576 x 32768)"),
+    (H200, attrs.evolve(CODES, k=192), "gptq_int4: K must be a multiple of 128 (got 192)"),
+    (H200, attrs.evolve(CODES, n=12), "gptq_int4: N must be a multiple of 8 (got 12)"),
+    (H200, attrs.evolve(CODES, layout="marlin"), "the weight must be as the checkpoint has it (got layout 'marlin')"),
     (H200, attrs.evolve(BATCH, m=65), "M must be in 1..64 (got 65)"),
 ]
 

@@ -14,7 +14,7 @@ from tunedgemm.plugin import LaunchError, Shape
 from tunedgemm.tools.files import artifact
 from tunedgemm.tools.launching import ARCHITECTURES, format_of, scale_order
 
-from tunedgemm_skinny.limits import FORMATTED, INPUTS, OUTPUTS, SCALES, batches_of, group_of, order_of, shuffled_rows, weight_of, x_pieces
+from tunedgemm_skinny.limits import FORMATTED, INPUTS, OUTPUTS, SCALES, batches_of, code_order, group_of, shuffled_rows, weight_of, x_pieces
 from tunedgemm_skinny.names import KernelConfig
 from tunedgemm_skinny.resources import compiled_rows, vec_of
 from tunedgemm_skinny.rtc import Compiler, RefusedError
@@ -91,7 +91,7 @@ def packed_of(shape: Shape) -> tuple[tuple[str, int], ...]:
     """Return the macros of a packed weight's format, which ``kernels/packed.h`` describes."""
     form = format_of(shape)
     e2m1 = 0 if not form.scale else 1 if form.has_global else 2
-    return ("ORDER", order_of(shape)), ("ZEROS", 0 if form.zeros is None else 1 + form.zeros), ("E2M1", e2m1), ("GROUP", group_of(shape))
+    return ("ORDER", code_order(shape)), ("ZEROS", 0 if form.zeros is None else 1 + form.zeros), ("E2M1", e2m1), ("GROUP", group_of(shape))
 
 
 @functools.cache

@@ -82,9 +82,8 @@ def weights() -> dict[str, list[float]]:
 def floor_of(shape: Shape, device: Device) -> float:
     """Return the microseconds of a launch that only reads both operands and writes the output."""
     outputs = 2 * shape.m * shape.n
-    x_bytes = weight_bytes(shape) / shape.n * x_pieces(shape) * (1 if shape.op != FORMATTED else width_of(shape.dtype) / _PACKED_BYTES)
-    x_bytes *= shape.m
-    moved = weight_bytes(shape) + x_bytes + outputs
+    wider = width_of(shape.dtype) / _PACKED_BYTES if shape.op == FORMATTED else x_pieces(shape)  # x than a weight row
+    moved = weight_bytes(shape) * (1 + wider * shape.m / shape.n) + outputs
     return _RAMP_US + batches_of(shape) * moved / (max(device.cu_num, 1) * _PER_US)
 
 

@@ -156,7 +156,7 @@ def rows_fault(shape: Shape) -> str | None:
     return None
 
 
-def order_of(shape: Shape) -> int:
+def code_order(shape: Shape) -> int:
     """Return the number of the order of a packed weight's codes; see `ORDERS`."""
     return ORDERS[format_of(shape).name]
 

@@ -12,11 +12,11 @@ from tunedgemm_skinny.limits import (
     MAX_SPLITS,
     MAX_THREADS,
     batches_of,
+    code_order,
     columns_of,
     depth_of,
     depth_of_step,
     has_tiles,
-    order_of,
     rows_fault,
     weight_of,
     width_of,
@@ -168,8 +168,8 @@ def unfit(kernel: KernelConfig, splits: int, shape: Shape, gfx: str) -> str | No
         return f"{kernel.name}: threads of a block must be at most {MAX_THREADS} (got {threads} on {gfx})"
     if isinstance(kernel, Packed) is not (shape.op == FORMATTED):
         return f"{kernel.name}: {FORMATTED}, and no other op, needs the family packed (got {shape.op})"
-    if isinstance(kernel, Packed) and kernel.n_each % (1, 2, 4)[order_of(shape)]:
-        return f"{kernel.name}: n must be at least {(1, 2, 4)[order_of(shape)]} for {format_of(shape).name}"
+    if isinstance(kernel, Packed) and kernel.n_each < (least := 1 << code_order(shape)):  # a load has codes of so many tiles
+        return f"{kernel.name}: n must be at least {least} for {format_of(shape).name}"
     if isinstance(kernel, Wgmma) and ARCHITECTURES[gfx].matrix != "wgmma":
         return f"{kernel.name}: wgmma needs sm_90 (got {gfx})"
     if not isinstance(kernel, Rows) and not has_tiles(gfx):
