@@ -97,7 +97,7 @@ def shapes(draw: st.DrawFn, kind: str, room: Room, op: str = "a16w16", dtypes: t
     if op == FORMATTED:
         form = FORMATS[draw(st.sampled_from(list(ORDERS) if dtype == "bf16" else [name for name in ORDERS if "int" in name]))]
         fields["extra"] = {"w_format": form.name, "w_group": draw(st.sampled_from(form.groups))}
-        m, n, k = min(m, PACKED_ROWS), -(-n // PACKED_N) * PACKED_N, -(-k // PACKED_K) * PACKED_K
+        m, n, k = min(m, PACKED_ROWS), -(-n // PACKED_N) * PACKED_N, -(-k // PACKED_K[-1]) * PACKED_K[-1]
     if rows := shuffled_rows(fields["layout"]):
         n, k = -(-n // rows) * rows, -(-k // WHOLE) * WHOLE
     elif "w4" in op:

@@ -8,6 +8,8 @@ from tunedgemm.plugin import Device, Shape
 from tunedgemm.tools.launching import ARCHITECTURES
 from tunedgemm_skinny import skinny
 from tunedgemm_skinny.limits import TILED, UNTILED, unsupported
+from tunedgemm_skinny.names import Packed
+from tunedgemm_skinny.resources import unfit
 
 PLAIN = Shape("a16w16", 4, 48, 64)
 FP8 = Shape("a8w8", 4, 48, 64, dtype="fp8_e4m3fn", outdtype="bf16", scale="row")
@@ -45,7 +47,7 @@ REFUSED = [
     (Device("sm_80", 108), attrs.evolve(CODES, extra={"w_format": "nvfp4", "w_group": 16}), "nvfp4: sm_80 has no fp8"),
     (H200, attrs.evolve(CODES, m=17), "a16wn: M must be at most 16 (got 17)"),
     (H200, attrs.evolve(CODES, n=1 << 20, k=1 << 15), "N x K must be at most 17179869184 (got 1048576 x 32768)"),
-    (H200, attrs.evolve(CODES, k=192), "gptq_int4: K must be a multiple of 128 (got 192)"),
+    (H200, attrs.evolve(CODES, k=192), "gptq_int4: K must be a multiple of 128, or a group of 32 or 64 (got 192)"),
     (H200, attrs.evolve(CODES, n=12), "gptq_int4: N must be a multiple of 8 (got 12)"),
     (H200, attrs.evolve(CODES, layout="marlin"), "the weight must be as the checkpoint has it (got layout 'marlin')"),
     (H200, attrs.evolve(BATCH, m=65), "M must be in 1..64 (got 65)"),
@@ -109,3 +111,15 @@ def test_unsupported_shapes_have_a_reason(device: Device, shape: Shape, reason: 
     """An unsupported shape has a reason with the wrong value."""
     answer = unsupported(shape, device)
     assert answer and reason in answer
+
+
+@pytest.mark.cases("name", ["gptq_int4_order", "gptq_int8", "mxfp8"])
+@pytest.mark.cases(("k", "group"), [(256, 128), (48, 48), (16, 16), (192, 128)])
+def test_a_kernel_of_a_table_is_refused_as_the_shape_is(name: str, k: int, group: int) -> None:
+    """A name in a row serves no format and no K that the list has no kernel for."""
+    odd = attrs.evolve(CODES, k=k, extra={"w_format": name, "w_group": group})
+    plain = attrs.evolve(odd, extra={"w_format": "ct_int4", "w_group": group})
+    for shape in (odd, plain):
+        fault = unsupported(shape, H200)
+        assert bool(fault) == (shape is odd or k != 256)
+        assert not fault or unfit(Packed(1, 1, 1, 1), 1, shape, "sm_90") == f"packed_r1_n1w1x1u1: {fault}"

@@ -73,7 +73,7 @@ FEW_ROWS = 8
 #: Most rows of x of the family `packed`: each weight row of a warp times each is an accumulator.
 PACKED_ROWS = 16
 #: Elements of K that `packed` takes at once, and rows that its loads of transposed weights need.
-PACKED_K, PACKED_N = 128, 8
+PACKED_K, PACKED_N = (32, 64, 128), 8
 #: Most elements of a packed weight, whose offsets have 32 bits.
 MAX_PACKED = 1 << 34
 #: Most threads of a block.
@@ -167,27 +167,27 @@ def group_of(shape: Shape) -> int:
 
 
 def depth_of_step(shape: Shape) -> int:
-    """Return the elements of K of a step of `packed`: integers of one scale, at most `PACKED_K`."""
-    return min(group_of(shape) or PACKED_K, PACKED_K) if format_of(shape).scale == () else PACKED_K
+    """Return the elements of K of a step of `packed`: integers of one scale, at most the last of `PACKED_K`."""
+    return min(group_of(shape) or PACKED_K[-1], PACKED_K[-1]) if not format_of(shape).scale else PACKED_K[-1]
 
 
-def _format_fault(shape: Shape, device: Device) -> str | None:
-    """Return why `packed` does not serve the format or its sizes."""
+def format_fault(shape: Shape, gfx: str) -> str | None:
+    """Return why `packed` does not serve the format or its sizes on an architecture."""
     form = format_of(shape)
-    if ARCHITECTURES[device.gfx].matrix not in ("mma", "wgmma", "tcgen05"):
-        return f"{FORMATTED} needs NVIDIA's mma (got {device.gfx})"
+    if ARCHITECTURES[gfx].matrix not in ("mma", "wgmma", "tcgen05"):
+        return f"{FORMATTED} needs NVIDIA's mma (got {gfx})"
     if form.name not in ORDERS:
         return f"{FORMATTED}: format must be one of {', '.join(ORDERS)} (got {form.name})"
     if form.scale and shape.dtype != "bf16":
         return f"{form.name}: x must be bf16, which holds each value times its scale (got {shape.dtype})"
-    if form.scale and "fp8_e4m3fn" in form.scale and not ARCHITECTURES[device.gfx].fp8:
-        return f"{form.name}: {device.gfx} has no fp8, which its scales are"
+    if "fp8_e4m3fn" in form.scale and not ARCHITECTURES[gfx].fp8:
+        return f"{form.name}: {gfx} has no fp8, which its scales are"
     if shape.m > PACKED_ROWS:
         return f"{FORMATTED}: M must be at most {PACKED_ROWS} (got {shape.m})"
     if shape.n * shape.k > MAX_PACKED:
         return f"{form.name}: N x K must be at most {MAX_PACKED} (got {shape.n} x {shape.k})"
-    if shape.k % (step := depth_of_step(shape)):
-        return f"{form.name}: K must be a multiple of {step} (got {shape.k})"
+    if (step := depth_of_step(shape)) not in PACKED_K or shape.k % step:
+        return f"{form.name}: K must be a multiple of {max(PACKED_K)}, or a group of 32 or 64 (got {shape.k})"
     if ORDERS[form.name] and shape.n % PACKED_N:
         return f"{form.name}: N must be a multiple of {PACKED_N} (got {shape.n})"
     return None if shape.layout == "row" else f"{form.name}: the weight must be as the checkpoint has it (got layout {shape.layout!r})"
@@ -202,7 +202,7 @@ def _operand_fault(shape: Shape, device: Device) -> str | None:
         return f"fp8 on {device.gfx} must be {native} (got {shape.dtype})" if native else f"{device.gfx} has no fp8 (got {shape.dtype})"
     if shape.scale not in scales:
         return f"{shape.op}: scales must be {' or '.join(scales)} (got {shape.scale})"
-    if shape.op == FORMATTED and (fault := _format_fault(shape, device)):
+    if shape.op == FORMATTED and (fault := format_fault(shape, device.gfx)):
         return fault
     if shuffled_rows(shape.layout) < 0:
         return f"weight layout must be row or an AITER order (got {shape.layout!r})"

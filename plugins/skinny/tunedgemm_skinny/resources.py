@@ -16,6 +16,7 @@ from tunedgemm_skinny.limits import (
     columns_of,
     depth_of,
     depth_of_step,
+    format_fault,
     has_tiles,
     rows_fault,
     weight_of,
@@ -168,6 +169,8 @@ def unfit(kernel: KernelConfig, splits: int, shape: Shape, gfx: str) -> str | No
         return f"{kernel.name}: threads of a block must be at most {MAX_THREADS} (got {threads} on {gfx})"
     if isinstance(kernel, Packed) is not (shape.op == FORMATTED):
         return f"{kernel.name}: {FORMATTED}, and no other op, needs the family packed (got {shape.op})"
+    if isinstance(kernel, Packed) and (fault := format_fault(shape, gfx)):
+        return f"{kernel.name}: {fault}"
     if isinstance(kernel, Packed) and kernel.n_each < (least := 1 << code_order(shape)):  # a load has codes of so many tiles
         return f"{kernel.name}: n must be at least {least} for {format_of(shape).name}"
     if isinstance(kernel, Wgmma) and ARCHITECTURES[gfx].matrix != "wgmma":

@@ -142,7 +142,7 @@ DEVICE u32 zero_of(const Loaded &from, int half, u32 group) {
 #if ZEROS
     const int within = half % 8, place = within % 2 * 4 + within / 2;  // the even columns first
     const u32 shift = ORDER == 0 ? 4 * (group % 8) : ORDER == 1 ? 4 * (4 * (group % 2) + half % 4) : 4 * place;
-    return (((from.zeros[half / ADJACENT] >> shift) + (ZEROS - 1) & 15u) | above) * 0x10001u;
+    return (((from.zeros[half / ADJACENT] >> shift) + (ZEROS - 1)) & 15u | above) * 0x10001u;
 #else
     return (8u | above) * 0x10001u;
 #endif
