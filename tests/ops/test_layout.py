@@ -13,7 +13,7 @@ from tunedgemm.ops import op_named, ops
 from tunedgemm.ops.formats.scales import shuffle_scale
 from tunedgemm.ops.formats.shuffle import as_shuffled, plain_weight, shuffle_weight
 from tunedgemm.ops.hot import hot_function
-from tunedgemm.ops.layout import SHUFFLED_ADDRESSES, check_not_transposed, layout_of, plain_layout, shuffled_layout
+from tunedgemm.ops.layout import _PLACES, SHUFFLED_ADDRESSES, check_not_transposed, layout_of, plain_layout, shuffled_layout
 from tunedgemm.shape import Shape
 from tunedgemm.testing.listed import listed
 
@@ -205,10 +205,10 @@ def test_memory_that_was_freed_is_plain_again():
     shuffled = shuffle_weight(torch.randn(32, 64))
     storage = shuffled.plain.untyped_storage()
     x, plain = torch.randn(4, 64), torch.randn(32, 64)
-    reference = SHUFFLED_ADDRESSES[shuffled.data_ptr()]
+    name, places = SHUFFLED_ADDRESSES[shuffled.data_ptr()], _PLACES[shuffled.data_ptr()]
     storage.resize_(0)
-    SHUFFLED_ADDRESSES[plain.data_ptr()] = reference  # as if the allocator had given the memory to it
-    reference().addresses[plain.data_ptr()] = "aiter16x16"
+    SHUFFLED_ADDRESSES[plain.data_ptr()], _PLACES[plain.data_ptr()] = name, places  # as if the allocator had given the memory to it
+    places().addresses[plain.data_ptr()] = None
     for _ in range(2):
         torch.testing.assert_close(tunedgemm.gemm_a16w16(x, plain), torch.nn.functional.linear(x, plain))
     assert plain.data_ptr() not in SHUFFLED_ADDRESSES

@@ -19,7 +19,7 @@ from tunedgemm.ops.formats.dual_layout import PLAIN_TYPES
 from tunedgemm.ops.formats.scales import ShuffledScale
 from tunedgemm.ops.formats.shuffle import ShuffledWeight
 from tunedgemm.ops.key import Key
-from tunedgemm.ops.layout import SHUFFLED_ADDRESSES, forget_freed
+from tunedgemm.ops.layout import SHUFFLED_ADDRESSES, forget_stale
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 
@@ -78,7 +78,7 @@ class Call:
             address = _address(operand) if held else None
             held = address is not None
             ready = ready and address is not None and address % 16 == 0 and (index in op.strided or operand.is_contiguous())
-            if address in SHUFFLED_ADDRESSES and index in (*op.matrices, *op.shuffled_scales) and forget_freed(operand):
+            if address in SHUFFLED_ADDRESSES and index in (*op.matrices, *op.shuffled_scales) and forget_stale(operand):
                 key = None
         return cls(op, operands, otype, fields, key, held, plain, ready, needed, held and in_capture(operands[0]))
 

@@ -73,8 +73,8 @@ class KeySource:
         transposed weight.
 
         The last fields mark shuffled weights and scales without our type, so that they miss the
-        launcher of plain ones. AITER marks weights by an attribute; ``parameter.data = shuffled``
-        drops the type but keeps the address.
+        launcher of plain ones and of other orders. AITER marks weights by an attribute;
+        ``parameter.data = shuffled`` drops the type but keeps the address.
 
         Operands without storage have address 0, which counts as shuffled for weights and replaces
         the contiguity field otherwise. Tensors with the negative bit are imaginary parts of complex
@@ -94,7 +94,7 @@ class KeySource:
         if not self.reads_memory:
             return ["key = (", *(f"    {line}" for line in (*lines, gradient)), ")"]
         marks = [f'getattr({name}, "is_shuffled", None) or {name}_at in shuffled' for name in self._among(names, self.weights)]
-        of_scales = [f"{name}_at in shuffled" for name in self._among(names, self.scales)]
+        of_scales = [f"shuffled.get({name}_at)" for name in self._among(names, self.scales)]
         x, *others = names
         ready = f"{x}_at and not ({_misaligned([f'{name}_at' for name in names])}) and {x}.is_contiguous()"
         of_weight = f" if {others[0]}.is_contiguous() else {others[0]}.stride()" if others else ""
@@ -111,7 +111,7 @@ class KeySource:
             if self.reads_memory:
                 part += f", (at := {name}.data_ptr()) and not at & 15 and {name}.is_contiguous()"
                 part += f', getattr({name}, "is_shuffled", None) or at in shuffled' if name in weights else ""
-                part += ", at in shuffled" if name in scales else ""
+                part += ", shuffled.get(at)" if name in scales else ""
             lines.append(f"    None if {name} is None else ({part}),")
         return ["key = (", "    key,", *lines, ")"]
 

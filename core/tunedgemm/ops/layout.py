@@ -92,60 +92,73 @@ def name_of(order: Order) -> str:
 WIDEST = 4
 
 
-class _Places(dict[tuple[int, int], str]):
-    """Orders of a storage's shuffled operands by (offset, bytes); freed with the storage."""
+class _Places(dict[tuple[int, int], tuple[str, int | None]]):
+    """Orders of a storage's operands by (offset, bytes), with the version to which each applies.
+
+    None is any version. Freed with the storage.
+    """
 
     def __init__(self, storage: Any) -> None:
         super().__init__()
         self.storage = weakref.ref(storage)
-        self.addresses: dict[int, str] = {}
+        self.addresses: dict[int, int | None] = {}
 
-    def order_at(self, address: int) -> str:
-        """Return the order at an address; "" if `resize_` has given the storage other memory."""
+    def has(self, address: int, version: int | None) -> bool:
+        """Check that an address is an operand's; not after `resize_` has given the storage other memory."""
         storage = self.storage()
         if storage is not None and not 0 <= address - storage.data_ptr() < storage.nbytes():
-            return ""
-        return self.addresses.get(address, "")
+            return False
+        return self.addresses.get(address, -1) in (None, version)
 
     def __del__(self) -> None:
         for address in self.addresses:
-            if (places := _places_at(address)) is None or places is self:  # else another storage has reused the memory
-                SHUFFLED_ADDRESSES.pop(address, None)
+            if _places_at(address) in (None, self):  # else another storage has reused the memory
+                _forget(address)
 
 
-#: Addresses of live shuffled operands with their orders, and 0 for operands without storage.
-#: Cache keys contain whether a weight's address is among them.
-SHUFFLED_ADDRESSES: dict[int, weakref.ref[_Places] | None] = {0: None}
+#: Addresses of live operands with their orders, and 0 for operands without storage. Cache keys
+#: contain whether a weight's address is among them, and the order of a scale.
+SHUFFLED_ADDRESSES: dict[int, str] = {0: ""}
+_PLACES: dict[int, weakref.ref[_Places]] = {}
 
 
 def _places_at(address: int) -> _Places | None:
-    reference = SHUFFLED_ADDRESSES.get(address)
+    reference = _PLACES.get(address)
     return None if reference is None else reference()
 
 
-def note_order(tensor: torch.Tensor, name: str, *, in_keys: bool = True) -> None:
+def _forget(address: int) -> None:
+    SHUFFLED_ADDRESSES.pop(address, None)
+    _PLACES.pop(address, None)
+
+
+def note_order(tensor: torch.Tensor, name: str, *, until_written: bool = False) -> None:
     """Record an operand's order for its memory, which ``p.data = operand`` passes on.
 
     Args:
         tensor: the operand.
         name: its order.
-        in_keys: whether cache keys tell it from other operands, as for an order that is not usual.
+        until_written: whether a write that torch counts ends it, as where any bytes may follow.
     """
     storage: Any = tensor.untyped_storage()
     try:
         places = storage._tunedgemm_shuffled
     except AttributeError:
         places = storage._tunedgemm_shuffled = _Places(storage)
-    places[tensor.storage_offset(), tensor.nbytes] = name
-    if not in_keys:
-        return
+    version = _version(tensor) if until_written else None
+    places[tensor.storage_offset(), tensor.nbytes] = name, version
     try:
         address = tensor.data_ptr()
     except RuntimeError:  # no memory
         return
     if address:
-        places.addresses[address] = name
-        SHUFFLED_ADDRESSES[address] = weakref.ref(places)
+        places.addresses[address] = version
+        SHUFFLED_ADDRESSES[address], _PLACES[address] = name, weakref.ref(places)
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    """Return how often torch has counted a write to a tensor; None where it counts none."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def noted_order(tensor: torch.Tensor) -> str:
@@ -155,17 +168,17 @@ def noted_order(tensor: torch.Tensor) -> str:
     """
     try:
         storage: Any = tensor.untyped_storage()
-        name: str = getattr(storage, "_tunedgemm_shuffled", {}).get((tensor.storage_offset(), tensor.nbytes), "")
+        name, version = getattr(storage, "_tunedgemm_shuffled", {}).get((tensor.storage_offset(), tensor.nbytes), ("", None))
         if name or storage.device.type == "meta":
-            return name
-        places = _places_at(tensor.data_ptr())
-        return "" if places is None else places.order_at(tensor.data_ptr())
+            return name if version in (None, _version(tensor)) else ""
+        places, address = _places_at(tensor.data_ptr()), tensor.data_ptr()
+        return SHUFFLED_ADDRESSES[address] if places is not None and places.has(address, _version(tensor)) else ""
     except (NotImplementedError, RuntimeError):  # no memory
         return ""
 
 
-def forget_freed(tensor: Any) -> bool:
-    """Remove a tensor's address from `SHUFFLED_ADDRESSES` if that operand was freed.
+def forget_stale(tensor: Any) -> bool:
+    """Remove a tensor's address from `SHUFFLED_ADDRESSES` if that operand was freed, or written to.
 
     Returns whether it was removed, which invalidates a cache key computed before.
     """
@@ -175,9 +188,9 @@ def forget_freed(tensor: Any) -> bool:
         return False
     if not address or address not in SHUFFLED_ADDRESSES:
         return False
-    if (places := _places_at(address)) is not None and places.order_at(address):
+    if (places := _places_at(address)) is not None and places.has(address, _version(tensor)):
         return False
-    SHUFFLED_ADDRESSES.pop(address, None)
+    _forget(address)
     return True
 
 

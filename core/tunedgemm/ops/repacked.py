@@ -95,7 +95,7 @@ def stored_as(form: WeightFormat, layout: str) -> WeightFormat:
 def check_tied(op: str, layout: str, **operands: torch.Tensor | None) -> None:
     """Check that no operand of a weight is known to belong to a weight of another layout.
 
-    Copies and an engine's own operands are not known.
+    Copies, written operands and an engine's own are not known.
 
     Raises:
         OperandError: one is.
@@ -104,7 +104,7 @@ def check_tied(op: str, layout: str, **operands: torch.Tensor | None) -> None:
     for name, operand in operands.items():
         noted = "" if operand is None else noted_order(operand)
         if noted in (CHECKPOINT, *REPACKED) and noted != wanted:
-            remedy = "pass all operands that repack_weight returned, or all of the checkpoint"
+            remedy = "pass all operands that repack_weight returned, or all of the checkpoint; of memory with other bytes now, a clone"
             raise OperandError(f"{op}: {name} belongs to a weight of layout {noted} (got a weight of layout {wanted}); {remedy}")
 
 

@@ -53,6 +53,21 @@ def test_what_humming_refuses_is_not_listed(fake: ModuleType) -> None:
     assert max(parse_name(solution.kernel_name).tile[0] for solution in listed) < 100
 
 
+@pytest.mark.parametrize("fault", ["no name", "not possible"])
+def test_only_its_own_choice_is_named_default(fake: ModuleType, fault: str) -> None:
+    """Where its choice for M has no name, or cannot be, no other solution is named so."""
+
+    def check(config: dict[str, Any]) -> None:
+        assert fault == "no name" or config["block_shape"][0] != 8
+
+    def choose(layer: dict[str, Any], m: int, index: int) -> dict[str, Any]:
+        return fake.choose(layer, m, index) | ({"cluster_shape": 2} if fault == "no name" and m == 4 else {})
+
+    limited = attrs.evolve(fake.library, check=check, choose=choose)
+    listed = list(space.enumerate_solutions("humming", lambda: limited, weights(4), PRESENT))
+    assert listed and not any(parse_name(solution.kernel_name).is_default for solution in listed)
+
+
 def test_an_absent_device_has_no_list(fake: ModuleType) -> None:
     """Humming chooses by a present device; the backend says so."""
     assert not list(space.enumerate_solutions("humming", lambda: fake.library, weights(1), H200))

@@ -53,9 +53,10 @@ def enumerate_solutions(libtype: str, load: Callable[[], Library], shape: Shape,
     if not device.is_present:
         return
     library = load()
+    own = next(_choices(library, shape, device, (shape.m,)), None)
     usable = (config for config in dict.fromkeys(_candidates(library, shape, device)) if _is_possible(library, config, shape))
-    for number, config in enumerate(itertools.islice(usable, _MOST)):
-        named = attrs.evolve(config, is_default=not number)
+    for config in itertools.islice(usable, _MOST):
+        named = attrs.evolve(config, is_default=config == own)
         yield Solution(libtype, named.name, deterministic=not config.stream_k)
 
 

@@ -55,6 +55,16 @@ def test_each_format_is_right(limited):
     assert formats == {name for name in FORMATS if not name.startswith("gptq_int4_")}
 
 
+def test_scales_at_one_address_of_other_groups(limited):
+    """A weight with the first row of its scales alone is another weight, and both are right in turns."""
+    of_groups = next(each for each in SHAPES if each["w_format"] == "gptq_int4" and each["w_group"] == 64 and each.dtype == "bf16")
+    whole = of_groups.with_extra((("w_format", "gptq_int4"), ("w_group", 0)))
+    x, weight, scale = OP.make_inputs(of_groups, torch.device("cpu"), 0)[:3]
+    for shape, scales in ((of_groups, scale), (whole, scale[:1]), (of_groups, scale)):
+        out = bound(shape).call(x, weight, scales)
+        assert worst_row_error(out, OP.reference(shape, (x, weight, scales))) < OP.tolerance(shape).row_error
+
+
 def test_refusals_of_precision(limited):
     """A weight in the dtype of x must not be coarser than the output, or overflow."""
     cases = {("mxfp8", "fp16", "fp16"): "less range", ("gptq_int4", "bf16", "fp32"): "too coarse", ("nvfp4", "fp16", "fp32"): ""}

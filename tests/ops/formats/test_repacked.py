@@ -263,6 +263,43 @@ def test_other_layouts_are_refused():
         called(torch.randn(3, K).bfloat16(), (packed[0].weight, packed[1].w_scale), "ct_int4")
 
 
+def test_operands_of_other_layouts_are_refused_after_calls():
+    """Those of both engines have equal sizes and dtypes; each is refused although its own side was served."""
+    x, stored = torch.randn(3, K).bfloat16(), stored_as("awq_int4", 64)
+    packed = {layout: list(attrs.astuple(repack_weight(stored, "awq_int4", layout), recurse=False)) for layout in PACKINGS}
+    for operands in packed.values():
+        called(x, operands, "awq_int4")
+    for own, other, place in (("marlin", "machete", 1), ("marlin", "humming", 2), ("humming", "marlin", 2)):
+        mixed = list(packed[own])
+        mixed[place] = packed[other][place]
+        with pytest.raises(OperandError, match=f"belongs to a weight of layout {other}"):
+            called(x, mixed, "awq_int4")
+
+
+def test_a_copy_leaves_no_launcher_for_the_other_side():
+    """A clone of repacked scales is served; the checkpoint's own, of their sizes, are refused after it."""
+    x, stored = torch.randn(3, K).bfloat16(), stored_as("gptq_int4", 64)
+    packed = repack_weight(stored, "gptq_int4", "marlin")
+    called(x, (packed.weight, packed.w_scale.clone()), "gptq_int4")
+    with pytest.raises(OperandError, match="belongs to a weight of layout checkpoint"):
+        called(x, (packed.weight, stored.w_scale), "gptq_int4")
+
+
+def test_written_operands_are_no_longer_known():
+    """Operands copied into the other side's memory are served; unwritten ones are refused after it."""
+    x, layers = torch.randn(3, K).bfloat16(), [stored_as("gptq_int4", 64) for _ in range(3)]
+    packed = [repack_weight(each, "gptq_int4", "marlin") for each in layers]
+    wanted = called(x, (packed[0].weight, packed[0].w_scale), "gptq_int4")
+    layers[0].w_scale.copy_(packed[0].w_scale)
+    assert torch.equal(called(x, (packed[0].weight, layers[0].w_scale), "gptq_int4"), wanted)
+    wanted = called(x, (layers[1].weight, layers[1].w_scale), "gptq_int4")
+    packed[1].w_scale.copy_(layers[1].w_scale)
+    assert torch.equal(called(x, (layers[1].weight, packed[1].w_scale), "gptq_int4"), wanted)
+    for mixed in ((packed[2].weight, layers[2].w_scale), (layers[2].weight, packed[2].w_scale)):
+        with pytest.raises(OperandError, match="belongs to a weight of layout"):
+            called(x, mixed, "gptq_int4")
+
+
 def test_copies_are_known_by_their_sizes_alone():
     """A copy of the checkpoint's scales has other sizes in most formats, and in others nothing tells."""
     stored = stored_as("ct_int4", 64)

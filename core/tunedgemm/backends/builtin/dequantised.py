@@ -18,7 +18,7 @@ from tunedgemm.backends.builtin.route import Family, Route
 from tunedgemm.backends.kept_weights import LIMIT, kept, limit
 from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
-from tunedgemm.ops.weight_formats import format_of
+from tunedgemm.ops.weight_formats import format_of, group_of
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def _dequantised(shape: Shape, device: Device) -> Callable[..., Any]:
 
     del device
     form, n, out_dtype, inner = format_of(shape), shape.n, torch_dtype(shape.outdtype), torch_dtype(shape.dtype)
-    key, nbytes, product = (form.name, inner), n * shape.k * inner.itemsize, tuned_call()
+    key, nbytes, product = (form.name, group_of(shape), inner), n * shape.k * inner.itemsize, tuned_call()
 
     def decoded(*operands: torch.Tensor | None) -> torch.Tensor:
         return decode(form, Weight(*operands), inner)  # type: ignore[arg-type]

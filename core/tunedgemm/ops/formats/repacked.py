@@ -36,7 +36,8 @@ def repack_weight(stored: Weight, w_format: str, layout: str, dtype: torch.dtype
 
     The result is a second weight; free the first one. Call it when a layer is loaded: with
     act-order it reads the index, which waits for the device. The memory of both sides' operands is
-    noted, so that `a16wn` refuses a mixture of them; copies lose the note.
+    noted, so that `a16wn` refuses a mixture of them. Copies lose the note, as do operands that are
+    written to where torch counts it.
 
     Args:
         stored: the weight as the checkpoint stores it.
@@ -78,8 +79,8 @@ def repack_weight(stored: Weight, w_format: str, layout: str, dtype: torch.dtype
     repacked = Weight(weight, scale, zeros, None if order is None else order.to(torch.int32), factor)
     for one, other in zip(attrs.astuple(stored, recurse=False)[1:], attrs.astuple(repacked, recurse=False)[1:], strict=True):
         if one is not None and other is not None and one.data_ptr() != other.data_ptr():  # else both layouts share it
-            note_order(one, CHECKPOINT, in_keys=False)
-            note_order(other, layout, in_keys=True)
+            note_order(one, CHECKPOINT, until_written=True)
+            note_order(other, layout, until_written=True)
     return repacked
 
 
