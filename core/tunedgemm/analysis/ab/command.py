@@ -92,7 +92,7 @@ def number_of(text: str, pattern: str = "") -> float:
     Raises:
         Failure: there is none, or more than one.
     """
-    found = [match[1] for match in (re.compile(pattern) if pattern else _NUMBER).finditer(text)]
+    found = [match[1] for match in (re.compile(pattern) if pattern else _NUMBER).finditer(text) if match[1]]
     if len(found) != 1:
         got = f"{len(found)}: {', '.join(found[:4])}" if found else "none"
         raise Failure(f"printed no single number (got {got}); --number selects it by a regular expression with one group")
