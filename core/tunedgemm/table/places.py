@@ -88,11 +88,12 @@ class _Oci:
         if not (host and slash and name):
             raise UserError(f"{where}: names no artefact; write {OCI}HOST/NAME:TAG")
         self._where = where
-        self._client: Any = OrasClient(hostname=host, insecure=host.partition(":")[0] in _LOCAL)
-        once = getattr(OrasClient.do_request, "__wrapped__", OrasClient.do_request)
-        self._client.do_request = functools.partial(once, self._client)  # the library would try again for two minutes, in silence
-        self._container = self._client.get_container(f"{host}/{name}")
-        self._client.auth.load_configs(self._container)
+        with _failing_as(where, "check the name, and the configuration of docker"):
+            self._client: Any = OrasClient(hostname=host, insecure=host.partition(":")[0] in _LOCAL)
+            once = getattr(OrasClient.do_request, "__wrapped__", OrasClient.do_request)
+            self._client.do_request = functools.partial(once, self._client)  # the library would try again for two minutes, in silence
+            self._container = self._client.get_container(f"{host}/{name}")
+            self._client.auth.load_configs(self._container)
 
     def read(self, name: str, most: int) -> bytes | None:
         """Return a layer, at most *most* bytes and one chunk more."""
