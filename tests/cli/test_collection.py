@@ -294,8 +294,9 @@ def test_bad_collections_write_nothing(collection: str, table: Path, tmp_path: P
 
 
 @in_a_folder
-def test_what_is_not_put(collection: str, table: Path, keys: Any, tmp_path: Path, command: Command) -> None:
+def test_what_is_not_put(collection: str, table: Path, keys: Any, tmp_path: Path, command: Command, monkeypatch) -> None:
     """An unpublished, unsigned, changed or badly named table, and a bad report, make no collection."""
+    monkeypatch.chdir(tmp_path)
     bad = tmp_path / "bad name.csv"
     bad.write_bytes(table.read_bytes())
     keys.secret_key.sign_file(bad, prehash=True, drop_signature=True)
@@ -311,6 +312,8 @@ def test_what_is_not_put(collection: str, table: Path, keys: Any, tmp_path: Path
         ([table, collection, "--coverage", "x"], "--coverage: must be MODEL=FILE"),
         ([table, collection, "--coverage", f"x={tmp_path / 'list.json'}"], "not a report of `tunedgemm coverage --json`"),
         ([table, collection, "--coverage", f"x={report(tmp_path / 'huge.json', 10**400)}"], "not a report of `tunedgemm coverage --json`"),
+        ([table, "oci:/host/name"], "unknown scheme"),
+        ([table, ""], "the name of a collection is empty"),
         ([table, "oci://host"], "names no artefact"),
         ([table, "oci://host/a/b:c:d"], "oci://host/a/b:c:d: "),
     ):
@@ -378,3 +381,21 @@ def test_a_damaged_configuration_of_docker_is_named(tmp_path: Path, command: Com
     monkeypatch.setenv("HOME", str(tmp_path))
     code, shown = command("get", "oci://localhost:1/acme/tables")
     assert code == 2 and "error: oci://localhost:1/acme/tables: " in shown and shown.count("\n") == 1
+
+
+@in_a_folder
+@pytest.mark.parametrize("name", [INDEX, "sha256", "table"])
+def test_links_in_a_collection_are_not_followed(collection: str, table: Path, tmp_path: Path, command: Command, name: str) -> None:
+    """Another writer of the folder cannot lead a put to a file outside; the folder itself may be a link."""
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    Path(collection).symlink_to(elsewhere)
+    link = elsewhere / (f"sha256/{hashlib.sha256(table.read_bytes()).hexdigest()}" if name == "table" else name)
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(tmp_path / "victim")
+    if name == "sha256":
+        (tmp_path / "victim").mkdir()
+    code, shown = command("put", table, collection)
+    assert code == 2 and "a symbolic link, which leads out of the collection" in shown
+    assert not (tmp_path / "victim").exists() or not list((tmp_path / "victim").iterdir())
+    link.unlink()
+    assert command("put", table, collection)[0] == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -27,13 +28,15 @@ def place_of(text: str) -> Place:
     """Return the place that a text names: ``oci://HOST/NAME:TAG``, ``hf://OWNER/NAME`` or a folder.
 
     Raises:
-        UserError: another scheme, or the library of that place is not installed.
+        UserError: no name, another scheme, or the library of that place is not installed.
     """
     if text.startswith(OCI):
         return _Oci(text)
     if text.startswith(HUB):
         return _Hub(text)
-    if "://" in text:
+    if not text.strip():
+        raise UserError(f"the name of a collection is empty (got {text!r}); name a folder, {OCI}HOST/NAME:TAG or {HUB}OWNER/NAME")
+    if re.match(r"\w+:/", text):
         raise UserError(f"{text}: unknown scheme; name {OCI}HOST/NAME:TAG, {HUB}OWNER/NAME or a folder")
     return _Folder(expanded(text))
 
@@ -59,8 +62,11 @@ class _Folder:
             index = change(self.read(INDEX, MAX_INDEX))
             try:
                 for name, content in [*files.items(), (INDEX, index)]:
-                    (self._folder / name).parent.mkdir(exist_ok=True)
-                    replace_file(self._folder / name, content)
+                    path = self._folder / name
+                    if path.is_symlink() or (path.parent.is_symlink() and path.parent != self._folder):  # of another writer
+                        raise TableError(f"{path}: a symbolic link, which leads out of the collection; delete it")
+                    path.parent.mkdir(exist_ok=True)
+                    replace_file(path, content)
             except OSError as error:
                 raise TableError(f"{self._folder}: cannot be written: {error.strerror or error}; name another folder") from error
 
