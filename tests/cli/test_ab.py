@@ -182,3 +182,11 @@ def test_a_shape_whose_control_differs_is_not_resolved(capsys):
     Output(None, False, 0.01, 8).keep_shape(Kernels(current_device(), (ShapeResult(1, arm, arm, Result(turns)),)))
 
     assert ": b over a not resolved (+4.05% [" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("ended", "code"), [("interrupted", 130), ("SIGTERM", 143)])
+def test_interrupted_kernels_end_with_the_signal(table, monkeypatch, ended, code):
+    """The exit code is the same as a command's."""
+    monkeypatch.setattr("tunedgemm.analysis.ab.compare_kernels", lambda *_: Kernels(current_device(), (), ended))
+
+    assert main(["ab", "--a", table("a.csv", "native")]) == code

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,18 +90,25 @@ def test_opentelemetry_observes(monkeypatch: pytest.MonkeyPatch) -> None:
     provider.shutdown()
 
 
-def test_a_library_that_fails_stops_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """An incompatible client is one warning with the remedy."""
+@pytest.mark.parametrize("content", ["", "raise AttributeError('no REGISTRY')"], ids=["another module", "import fails"])
+def test_a_library_that_fails_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, content: str
+) -> None:
+    """An incompatible client is one warning with the remedy; an absent one is none."""
 
     def fail(module: object) -> None:
         raise AttributeError("no REGISTRY")
 
     monkeypatch.setenv("TUNEDGEMM_METRICS", "1")
-    monkeypatch.setattr(exposition, "_imported", lambda name: json if name == "prometheus_client" else None)
+    (tmp_path / "prometheus_client.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "prometheus_client", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry.metrics", None)
     monkeypatch.setattr(exposition, "_start_prometheus", fail)
     with caplog.at_level(logging.WARNING):
         exposition.expose_counters.__wrapped__()
     assert "prometheus_client does not show them (got no REGISTRY); update it, or unset TUNEDGEMM_METRICS" in caplog.text
+    assert len(caplog.records) == 1
 
 
 def test_a_removed_folder_stops_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -46,18 +46,12 @@ def expose_counters() -> None:
     if not switched_on(VARIABLE):
         return
     for library, start in (("prometheus_client", _start_prometheus), ("opentelemetry.metrics", _start_opentelemetry)):
-        if (module := _imported(library)) is not None:
-            try:
-                start(module)
-            except Exception as error:  # counters must stop no program
-                _log.warning("counters: %s does not show them (got %s); update it, or unset %s", library, error, VARIABLE)
-
-
-def _imported(name: str) -> ModuleType | None:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        return None
+        try:
+            start(importlib.import_module(library))
+        except ImportError:
+            continue
+        except Exception as error:  # counters must stop no program
+            _log.warning("counters: %s does not show them (got %s); update it, or unset %s", library, error, VARIABLE)
 
 
 def _start_prometheus(client: ModuleType) -> None:

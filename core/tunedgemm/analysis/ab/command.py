@@ -46,7 +46,7 @@ class Arm:
 
 
 def run_command(words: Sequence[str], arm: Arm, pattern: str = "", timeout: float = math.inf) -> float:
-    """Run a command in a new session, and return its number; none of its processes stays.
+    """Run a command in a new session, and return its number; end its process group.
 
     Args:
         words: the command, without a shell.
