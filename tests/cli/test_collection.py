@@ -71,7 +71,8 @@ class Handler(BaseHTTPRequestHandler):
         if found := re.fullmatch(r"/v2/.*/blobs/(sha256:\w+)", self.path):
             self.reply(200, self.server.blobs.get(found[1]))
         elif "/manifests/" in self.path:
-            self.reply(200, self.server.manifest)
+            kind = json.loads(self.server.manifest or b"{}").get("mediaType", "")
+            self.reply(200, self.server.manifest if kind in self.headers["Accept"] else None)
         elif found := re.fullmatch(r"/datasets/acme/tables/resolve/[^/]+/([^?]+)", self.path):
             content = self.server.files.get(found[1].replace("%2F", "/"))
             self.reply(200, content, ETag=f'"{hashlib.sha1(content or b"").hexdigest()}"', X_Repo_Commit=self.server.commit)
@@ -399,3 +400,15 @@ def test_links_in_a_collection_are_not_followed(collection: str, table: Path, tm
     assert not (tmp_path / "victim").exists() or not list((tmp_path / "victim").iterdir())
     link.unlink()
     assert command("put", table, collection)[0] == 0
+
+
+@pytest.mark.parametrize("collection", ["oci"], indirect=True)
+@pytest.mark.parametrize("kind", ["oci.image.manifest.v1", "oci.image.index.v1", "docker.distribution.manifest.list.v2"])
+def test_an_image_is_not_replaced(collection: str, table: Path, server: Server, command: Command, kind: str) -> None:
+    """A name that has a container's image, of one platform or several, stays."""
+    parts = {"layers": [{"digest": "sha256:1", "size": 1}]} if "manifest.v1" in kind else {"manifests": []}
+    server.manifest = image = json.dumps({"mediaType": f"application/vnd.{kind}+json", **parts}).encode()
+    for words in (("put", table, collection), ("get", collection)):
+        code, shown = command(*words)
+        assert code == 2 and "is no collection of tables (got " in shown, shown
+    assert server.manifest == image

@@ -22,6 +22,11 @@ _LOCAL = ("localhost", "127.0.0.1")
 #: Annotation of a layer with its file's name, and media types of layers.
 _TITLE, _MEDIA_TYPE = "org.opencontainers.image.title", "application/vnd.tunedgemm.table"
 _ABSENT, _CHUNK = 404, 1 << 20
+#: Media types of what a name may have. A registry answers "absent" for one that is not asked for.
+_MANIFESTS = ", ".join(
+    f"application/vnd.{kind}+json"
+    for kind in ("oci.image.manifest.v1", "oci.image.index.v1", "docker.distribution.manifest.v2", "docker.distribution.manifest.list.v2")
+)
 
 
 def place_of(text: str) -> Place:
@@ -106,16 +111,24 @@ class _Oci:
         with _failing_as(self._where, "check the name, the network and `docker login`"):
             digest = name.replace("sha256/", "sha256:")
             if name == INDEX:
-                digest = next((layer["digest"] for layer in self._layers() if layer.get("annotations", {}).get(_TITLE) == INDEX), "")
+                digest = next((layer["digest"] for layer in self._layers() if _title(layer) == INDEX), "")
             return self._blob(digest, most) if digest else None
 
     def _layers(self) -> list[dict[str, Any]]:
+        """Return the layers of the artefact, none of an absent one.
+
+        Raises:
+            TableError: the name has something else, such as a container's image.
+        """
         url = f"{self._client.prefix}://{self._container.manifest_url()}"
-        response = self._client.do_request(url, headers={"Accept": "application/vnd.oci.image.manifest.v1+json"})
+        response = self._client.do_request(url, headers={"Accept": _MANIFESTS})
         if response.status_code == _ABSENT:
             return []
         response.raise_for_status()
-        return list(response.json()["layers"])
+        layers = list(response.json().get("layers", ()))
+        if all(_title(layer) != INDEX for layer in layers):
+            raise TableError(f"{self._where}: is no collection of tables (got {len(layers)} layers without {INDEX}); name another tag")
+        return layers
 
     def _blob(self, digest: str, most: int) -> bytes | None:
         response = self._client.get_blob(self._container, digest, stream=True)
@@ -135,7 +148,7 @@ class _Oci:
 
         index = change(self.read(INDEX, MAX_INDEX))
         with _failing_as(self._where, "check the name, the network and `docker login`"):
-            old = [layer for layer in self._layers() if layer.get("annotations", {}).get(_TITLE) != INDEX]
+            old = [layer for layer in self._layers() if _title(layer) != INDEX]
             new = [self._uploaded(name, content) for name, content in [*files.items(), (INDEX, index)]]
             config, _ = ManifestConfig()
             self._upload(b"{}", config)
@@ -153,6 +166,10 @@ class _Oci:
             file.write(content)
             file.flush()
             self._client.upload_blob(file.name, self._container, layer).raise_for_status()
+
+
+def _title(layer: Mapping[str, Any]) -> str:
+    return str((layer.get("annotations") or {}).get(_TITLE, ""))
 
 
 class _Hub:
