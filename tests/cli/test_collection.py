@@ -71,7 +71,8 @@ class Handler(BaseHTTPRequestHandler):
         if found := re.fullmatch(r"/v2/.*/blobs/(sha256:\w+)", self.path):
             self.reply(200, self.server.blobs.get(found[1]))
         elif "/manifests/" in self.path:
-            self.reply(200, self.server.manifest)
+            kind = json.loads(self.server.manifest or b"{}").get("mediaType", "")
+            self.reply(200, self.server.manifest if kind in self.headers["Accept"] else None)
         elif found := re.fullmatch(r"/datasets/acme/tables/resolve/[^/]+/([^?]+)", self.path):
             content = self.server.files.get(found[1].replace("%2F", "/"))
             self.reply(200, content, ETag=f'"{hashlib.sha1(content or b"").hexdigest()}"', X_Repo_Commit=self.server.commit)
@@ -170,9 +171,9 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
     return run
 
 
-def report(path: Path) -> Path:
+def report(path: Path, exact: float = 0.75) -> Path:
     """Write the part of a coverage report that is read."""
-    ways = {"exact": 0.75, "pinned": 0.125, "fine": 0.0625}
+    ways = {"exact": exact, "pinned": 0.125, "fine": 0.0625}
     served = {word: {"shares": {"calls": share, "time": share}} for word, share in ways.items()}
     device = {"gfx": "gfx942", "cu_num": 304, "name": "mi300x"}
     facts = {"device": device, "served_by": served, "regrets": {"padded": {"weighted": 0.031}, "untuned": None}}
@@ -263,6 +264,10 @@ def damages(folder: Path, table: Path) -> dict[str, tuple[Callable[[], object], 
         ),
         "an index without a format": (lambda: index.write_text("{}"), "damaged index (got 'format')"),
         "an index that is a list": (lambda: index.write_text("[]"), "damaged index"),
+        "a share beyond any float": (
+            lambda: changed(folder, measured=[{"model": "m", "device": "d", "exact": 10**400, "padded": 0}]),
+            "damaged index",
+        ),
         "half an index": (lambda: index.write_bytes(index.read_bytes()[:99]), "damaged index"),
         "a size of no table": (lambda: changed(folder, size=True and "9"), "damaged index"),
         "a table of many terabytes": (lambda: changed(folder, size=1 << 50), "too large (got 1125899906842624 bytes)"),
@@ -290,8 +295,9 @@ def test_bad_collections_write_nothing(collection: str, table: Path, tmp_path: P
 
 
 @in_a_folder
-def test_what_is_not_put(collection: str, table: Path, keys: Any, tmp_path: Path, command: Command) -> None:
+def test_what_is_not_put(collection: str, table: Path, keys: Any, tmp_path: Path, command: Command, monkeypatch) -> None:
     """An unpublished, unsigned, changed or badly named table, and a bad report, make no collection."""
+    monkeypatch.chdir(tmp_path)
     bad = tmp_path / "bad name.csv"
     bad.write_bytes(table.read_bytes())
     keys.secret_key.sign_file(bad, prehash=True, drop_signature=True)
@@ -306,7 +312,11 @@ def test_what_is_not_put(collection: str, table: Path, keys: Any, tmp_path: Path
         ([table, "s3://bucket"], "unknown scheme"),
         ([table, collection, "--coverage", "x"], "--coverage: must be MODEL=FILE"),
         ([table, collection, "--coverage", f"x={tmp_path / 'list.json'}"], "not a report of `tunedgemm coverage --json`"),
+        ([table, collection, "--coverage", f"x={report(tmp_path / 'huge.json', 10**400)}"], "not a report of `tunedgemm coverage --json`"),
+        ([table, "oci:/host/name"], "unknown scheme"),
+        ([table, ""], "the name of a collection is empty"),
         ([table, "oci://host"], "names no artefact"),
+        ([table, "oci://host/a/b:c:d"], "oci://host/a/b:c:d: "),
     ):
         code, shown = command("put", *words)
         assert code == 2 and message in shown, shown
@@ -329,3 +339,76 @@ def test_another_file_of_the_name_stays(collection: str, table: Path, tmp_path: 
     assert code == 2 and "exists already, with another content" in shown and (tmp_path / "out" / NAME).read_text() == "mine"
     code, shown = command("get", collection, "none.csv")
     assert code == 2 and "no such table (got 'none.csv')" in shown
+
+
+@in_a_folder
+def test_another_signature_stays(collection: str, table: Path, tmp_path: Path, command: Command) -> None:
+    """A signature that was not checked does not replace the one next to the table."""
+    assert command("put", table, collection)[0] == 0
+    signature = tmp_path / "out" / f"{NAME}.minisig"
+    signature.parent.mkdir()
+    signature.write_text("mine")
+    code, shown = command("get", collection, NAME, "-o", tmp_path / "out", "--unsigned")
+    assert code == 2 and f"{signature}: exists already" in shown
+    assert signature.read_text() == "mine" and not (tmp_path / "out" / NAME).exists()
+
+
+@in_a_folder
+def test_what_others_measured_stays(collection: str, table: Path, tmp_path: Path, command: Command) -> None:
+    """The same table put for another model, or for none, keeps the first one's coverage."""
+    assert command("put", table, collection, "--coverage", f"first={report(tmp_path / 'c.json')}")[0] == 0
+    assert command("put", table, collection, "--coverage", f"second={report(tmp_path / 'c.json', 0.5)}")[0] == 0
+    assert command("put", table, collection, "--coverage", f"first={report(tmp_path / 'c.json', 0.25)}")[0] == 0
+    assert command("put", table, collection)[0] == 0
+    shown = command("get", collection)[1].splitlines()[1:]
+    assert [line.split(" of calls")[0] for line in shown] == [
+        "  first on gfx942:304:mi300x: 37.5%", "  second on gfx942:304:mi300x: 62.5%"
+    ]  # fmt: skip
+
+
+@in_a_folder
+def test_a_full_index_is_refused(collection: str, table: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A larger one could not be read any more."""
+    monkeypatch.setattr("tunedgemm.table.collection.MAX_INDEX", 100)
+    code, shown = command("put", table, collection)
+    assert code == 2 and "its index is full" in shown and not (Path(collection) / INDEX).exists()
+
+
+def test_a_damaged_configuration_of_docker_is_named(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is one line with the place, not a traceback."""
+    pytest.importorskip("oras")
+    (tmp_path / ".docker").mkdir()
+    (tmp_path / ".docker" / "config.json").write_text("{bad")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    code, shown = command("get", "oci://localhost:1/acme/tables")
+    assert code == 2 and "error: oci://localhost:1/acme/tables: " in shown and shown.count("\n") == 1
+
+
+@in_a_folder
+@pytest.mark.parametrize("name", [INDEX, "sha256", "table"])
+def test_links_in_a_collection_are_not_followed(collection: str, table: Path, tmp_path: Path, command: Command, name: str) -> None:
+    """Another writer of the folder cannot lead a put to a file outside; the folder itself may be a link."""
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    Path(collection).symlink_to(elsewhere)
+    link = elsewhere / (f"sha256/{hashlib.sha256(table.read_bytes()).hexdigest()}" if name == "table" else name)
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(tmp_path / "victim")
+    if name == "sha256":
+        (tmp_path / "victim").mkdir()
+    code, shown = command("put", table, collection)
+    assert code == 2 and "a symbolic link, which leads out of the collection" in shown
+    assert not (tmp_path / "victim").exists() or not list((tmp_path / "victim").iterdir())
+    link.unlink()
+    assert command("put", table, collection)[0] == 0
+
+
+@pytest.mark.parametrize("collection", ["oci"], indirect=True)
+@pytest.mark.parametrize("kind", ["oci.image.manifest.v1", "oci.image.index.v1", "docker.distribution.manifest.list.v2"])
+def test_an_image_is_not_replaced(collection: str, table: Path, server: Server, command: Command, kind: str) -> None:
+    """A name that has a container's image, of one platform or several, stays."""
+    parts = {"layers": [{"digest": "sha256:1", "size": 1}]} if "manifest.v1" in kind else {"manifests": []}
+    server.manifest = image = json.dumps({"mediaType": f"application/vnd.{kind}+json", **parts}).encode()
+    for words in (("put", table, collection), ("get", collection)):
+        code, shown = command(*words)
+        assert code == 2 and "is no collection of tables (got " in shown, shown
+    assert server.manifest == image

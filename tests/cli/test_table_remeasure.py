@@ -118,7 +118,8 @@ def test_the_text_says_what_the_upgrade_costs():
 @pytest.mark.parametrize(
     ("flags", "what"),
     [(["--threshold", "yes"], "expected per cent"), (["--threshold", "101%"], "expected per cent"), (["--top", "0"], "above 0"),
-     (["--top", "3"], "requires --remeasure"), (["--stale"], "requires --remeasure")],
+     (["--top", "3"], "requires --remeasure"), (["--stale"], "requires --remeasure"),
+     (["--threshold", "0"], "requires --remeasure")],
 )  # fmt: skip
 def test_bad_flags_are_named(table, capsys, flags, what):
     """A mistake ends with 2 before anything is timed."""

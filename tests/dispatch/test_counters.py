@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -137,6 +138,20 @@ def test_a_kernel_that_fails_in_a_window_does_not_come_back(tmp_path: Path) -> N
     serve(served, 5, 2)
 
 
+def test_a_launcher_that_is_removed_while_a_window_begins_does_not_come_back(tmp_path: Path) -> None:
+    """Removing waits for the window, which would put the launcher back, as keeping does."""
+    served = dispatcher(tmp_path / "tuned.csv")
+    serve(served, 3)
+    ((key, entry),) = served.cache._served.items()
+    for change in (lambda: served.cache.take(key), lambda: served.cache.keep(key, entry)):
+        thread = threading.Thread(target=change)
+        with served.cache.lock:
+            thread.start()
+            thread.join(0.05)
+            assert thread.is_alive()
+        thread.join()
+
+
 def test_verified_calls_are_counted(tmp_path: Path) -> None:
     """Each comparison with torch's call is one."""
     served = dispatcher(
@@ -189,3 +204,25 @@ def test_a_forked_child_begins_at_0(
     serve(served, 3, 4)
     monkeypatch.setattr(counters, "_threads", [])
     assert in_child(lambda: set(tunedgemm.metrics()["calls"].values()) == {0}) == "served"
+
+
+def test_a_child_forked_in_a_window_does_not_extrapolate_all_its_calls(
+    tmp_path: Path, clock: Callable[[float], None], monkeypatch: pytest.MonkeyPatch, in_child: Callable[[Callable[[], object]], str]
+) -> None:
+    """The window ends with the fork: the child counts in its own windows."""
+    served = dispatcher(tmp_path / "tuned.csv")
+    serve(served, 3)
+    served.cache.close_window()
+    served.cache.open_window()
+    monkeypatch.setattr(counters, "_threads", [])
+
+    def calls() -> float:
+        clock(1.0)
+        serve(served, 3, 100)
+        served.cache.open_window()
+        clock(2.0)
+        serve(served, 3, 10)
+        served.cache.close_window()
+        return sum(tunedgemm.metrics()["calls"].values())
+
+    assert in_child(lambda: calls() == 10 * 2.0) == "served"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,18 +90,25 @@ def test_opentelemetry_observes(monkeypatch: pytest.MonkeyPatch) -> None:
     provider.shutdown()
 
 
-def test_a_library_that_fails_stops_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """An incompatible client is one warning with the remedy."""
+@pytest.mark.parametrize("content", ["", "raise AttributeError('no REGISTRY')"], ids=["another module", "import fails"])
+def test_a_library_that_fails_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, content: str
+) -> None:
+    """An incompatible client is one warning with the remedy; an absent one is none."""
 
     def fail(module: object) -> None:
         raise AttributeError("no REGISTRY")
 
     monkeypatch.setenv("TUNEDGEMM_METRICS", "1")
-    monkeypatch.setattr(exposition, "_imported", lambda name: json if name == "prometheus_client" else None)
+    (tmp_path / "prometheus_client.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "prometheus_client", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry.metrics", None)
     monkeypatch.setattr(exposition, "_start_prometheus", fail)
     with caplog.at_level(logging.WARNING):
         exposition.expose_counters.__wrapped__()
     assert "prometheus_client does not show them (got no REGISTRY); update it, or unset TUNEDGEMM_METRICS" in caplog.text
+    assert len(caplog.records) == 1
 
 
 def test_a_removed_folder_stops_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -108,6 +118,42 @@ def test_a_removed_folder_stops_nothing(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv(exposition.FOLDER, str(tmp_path / "gone"))
     exposition.write()
     assert not (tmp_path / "gone").exists()
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Name an empty folder of value files."""
+    pytest.importorskip("prometheus_client")
+    monkeypatch.delenv(exposition.MULTIPROCESS, raising=False)
+    monkeypatch.setenv(exposition.FOLDER, str(tmp_path))
+    return tmp_path
+
+
+def test_a_value_file_has_its_blocks(folder: Path) -> None:
+    """A disk that fills up later cannot end the process by SIGBUS."""
+    exposition.write()
+    (file,) = folder.iterdir()
+    assert file.suffix == ".db" and file.stat().st_blocks * 512 >= file.stat().st_size > 0
+
+
+def test_a_full_disk_leaves_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Collectors would fail at an empty one."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    exposition.write()
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\x00\x00\x00" * 9], ids=["empty", "cut"])
+def test_a_damaged_value_file_stops_nothing(folder: Path, content: bytes) -> None:
+    """Neither the page of metrics nor this process's counters."""
+    (folder / "counter_tunedgemm1.db").write_bytes(content)
+    (folder / f"counter_tunedgemm{os.getpid()}.db").write_bytes(content)
+    exposition.write()
+    assert exposition._Collector().collect() == []
 
 
 def test_the_dashboard_asks_for_our_counters() -> None:

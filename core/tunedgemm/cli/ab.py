@@ -192,7 +192,7 @@ def _run_kernels(arguments: argparse.Namespace, arms: tuple[_Arm, _Arm], output:
     )
     output.end(found.whole, found)
     if found.ended:
-        return 128 + signal.SIGINT
+        return 128 + (signal.SIGTERM if found.ended == "SIGTERM" else signal.SIGINT)
     return int(found.whole.exceeds(arguments.threshold) or any(shape.failure for shape in found.shapes))
 
 

@@ -92,7 +92,8 @@ def _text(shape: ShapeResult) -> str:
     if shape.failure:
         return shape.failure
     arms = ", ".join(f"{name} {_median(shape.result, name):.2f} us ({arm.solution})" for name, arm in (("a", shape.a), ("b", shape.b)))
-    return f"{arms}: b over a {shape.result.effect}"
+    effect, verdict = shape.result.effect, shape.result.verdict
+    return f"{arms}: b over a {f'not resolved ({effect})' if effect and effect.resolved and verdict == 'not resolved' else effect}"
 
 
 def _median(result: Result, arm: str) -> float:

@@ -61,10 +61,11 @@ class LauncherCache:
 
     def keep(self, key: Key, served: Served) -> None:
         """Cache a launcher under a key, unless it is outdated."""
-        if self.outdated and (served.shape, served.index) in self.outdated:
-            return
-        self.launchers[key] = served.launcher if served.counter is None else self._counting(key, served, is_new=True)
-        self._served[key] = served  # last, since `drop` in another thread finds launchers by it
+        with self.lock:
+            if self.outdated and (served.shape, served.index) in self.outdated:
+                return
+            self.launchers[key] = served.launcher if served.counter is None else self._counting(key, served, is_new=True)
+            self._served[key] = served
 
     def pending(self) -> list[tuple[Counter, Tally]]:
         """Return the counts of new launchers that no window has ended yet."""
@@ -103,8 +104,9 @@ class LauncherCache:
 
     def take(self, key: Key) -> Served | None:
         """Remove and return the entry of a key."""
-        self.launchers.pop(key, None)
-        return self._served.pop(key, None)
+        with self.lock:  # a window that begins would put the launcher back
+            self.launchers.pop(key, None)
+            return self._served.pop(key, None)
 
     def behind(self, key: Key | None, launcher: Function) -> Served | None:
         """Return the entry of a key; None if it no longer holds this launcher."""

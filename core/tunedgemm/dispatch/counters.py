@@ -165,7 +165,8 @@ def tier_of(offer: Offer | None) -> str:
 def _keep_counting() -> None:
     while True:
         time.sleep(random.uniform(0.0, 2 * PAUSE))
-        caches = list(_caches)
+        with _lock:  # a set that grows cannot be copied
+            caches = list(_caches)
         for cache in caches:
             cache.open_window()
         time.sleep(WINDOW)
@@ -203,11 +204,11 @@ def metrics() -> dict[str, dict[tuple[str, ...], float]]:
 
 def _restart() -> None:
     """Set all counts of a forked child to 0, since its parent reports them."""
+    for cache in list(_caches):
+        cache.close_window()  # else the next one's weight would be that of all calls since the fork
     _events.clear()
     for counter in _counters.values():
         counter.calls, counter.timed, counter.nanoseconds = 0.0, 0, 0
-    for tally in (tally for cache in list(_caches) for _, tally in cache.pending()):
-        tally.calls = tally.nanoseconds = 0
     if _threads:
         _start()
 

@@ -34,6 +34,8 @@ _log = logger("tunedgemm")
 VARIABLE, FOLDER, MULTIPROCESS = "TUNEDGEMM_METRICS", "TUNEDGEMM_METRICS_DIR", "PROMETHEUS_MULTIPROC_DIR"
 #: Seconds between two writes, and the largest share of a core that they take.
 _INTERVAL, _SHARE = 5.0, 0.001
+#: Size of a value file, enough for the shapes that are counted singly.
+_BYTES = 1 << 18
 
 _lock = ForkSafeLock()
 
@@ -44,18 +46,12 @@ def expose_counters() -> None:
     if not switched_on(VARIABLE):
         return
     for library, start in (("prometheus_client", _start_prometheus), ("opentelemetry.metrics", _start_opentelemetry)):
-        if (module := _imported(library)) is not None:
-            try:
-                start(module)
-            except Exception as error:  # counters must stop no program
-                _log.warning("counters: %s does not show them (got %s); update it, or unset %s", library, error, VARIABLE)
-
-
-def _imported(name: str) -> ModuleType | None:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        return None
+        try:
+            start(importlib.import_module(library))
+        except ImportError:
+            continue
+        except Exception as error:  # counters must stop no program
+            _log.warning("counters: %s does not show them (got %s); update it, or unset %s", library, error, VARIABLE)
 
 
 def _start_prometheus(client: ModuleType) -> None:
@@ -99,15 +95,27 @@ def write() -> None:
             values = _value_file(Path(folder) / f"counter_tunedgemm{os.getpid()}.db")
             for key, number in _samples():
                 values.write_value(key, number, time.time())
-    except (OSError, ValueError) as error:
+    except Exception as error:  # a damaged file raises anything
         _log.debug("counters: cannot be written (got %s)", error)
 
 
 @functools.lru_cache(maxsize=1)
 def _value_file(path: Path) -> Any:
-    """Open the value file of this process; a forked child has another path."""
+    """Open the value file of this process; a forked child has another path.
+
+    Its blocks are allocated first: a write into a mapped hole ends the process if the disk is full.
+    """
     from prometheus_client.mmap_dict import MmapedDict
 
+    if not path.exists():
+        made = path.with_suffix(".new")  # collectors read no file of this name
+        try:
+            with made.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, _BYTES)
+            made.rename(path)
+        except OSError:
+            made.unlink(missing_ok=True)
+            raise
     return MmapedDict(str(path))
 
 
@@ -131,11 +139,15 @@ class _Collector:
         """Return the sums; none in multiprocess mode, whose own collector reads the files."""
         from prometheus_client.multiprocess import MultiProcessCollector
 
-        if os.environ.get(MULTIPROCESS):
+        folder = os.environ.get(FOLDER)
+        if os.environ.get(MULTIPROCESS) or not folder:
             return []
         write()
-        files = [str(path) for path in Path(os.environ[FOLDER]).glob("counter_tunedgemm*.db") if path.stat().st_size]
-        return MultiProcessCollector.merge(files)  # type: ignore[no-any-return]
+        try:
+            return MultiProcessCollector.merge([str(path) for path in Path(folder).glob("counter_tunedgemm*.db")])  # type: ignore[no-any-return]
+        except Exception as error:  # a file that is damaged, or gone meanwhile, must not stop the page's other metrics
+            _log.debug("counters: cannot be read (got %s)", error)
+            return []
 
 
 def _start_opentelemetry(api: ModuleType) -> None:

@@ -105,7 +105,7 @@ def entries_of(where: str, content: bytes | None) -> tuple[Entry, ...]:
         version = document["format"]
         if not isinstance(version, int) or version <= FORMAT:
             return tuple(_entry(fields) for fields in document["tables"])
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         raise TableError(f"{where}: damaged index (got {error!s:.120}); ask its author to put the tables again") from error
     remedy = "install a newer tunedgemm, or ask for an older collection"
     raise TableError(f"{where}: an index of a later format (got {version}; this tunedgemm reads {FORMAT}); {remedy}")
@@ -124,11 +124,23 @@ def index_text(entries: Sequence[Entry]) -> bytes:
 
 
 def put(place: Place, where: str, entry: Entry, files: Sequence[bytes]) -> None:
-    """Add a table with its signature; an entry of the same file is replaced."""
+    """Add a table with its signature.
+
+    An entry of the same file is replaced, but for what other models measured.
+
+    Raises:
+        TableError: the index is damaged, of a later version, or would be too large to be read.
+    """
 
     def change(index: bytes | None) -> bytes:
-        kept = [other for other in entries_of(where, index) if other.sha256 != entry.sha256]
-        return index_text([*kept, entry])
+        entries = entries_of(where, index)
+        kept = [other for other in entries if other.sha256 != entry.sha256]
+        earlier = [part for other in entries if other.sha256 == entry.sha256 for part in other.measured]
+        measured = {(part.model, part.device): part for part in [*earlier, *entry.measured]}
+        text = index_text([*kept, attrs.evolve(entry, measured=tuple(measured.values()))])
+        if len(text) > MAX_INDEX:
+            raise TableError(f"{where}: its index is full (got {len(text)} bytes, may have {MAX_INDEX}); name another collection")
+        return text
 
     place.update({file_name(digest_of(content)): content for content in files}, change)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,19 +22,26 @@ _LOCAL = ("localhost", "127.0.0.1")
 #: Annotation of a layer with its file's name, and media types of layers.
 _TITLE, _MEDIA_TYPE = "org.opencontainers.image.title", "application/vnd.tunedgemm.table"
 _ABSENT, _CHUNK = 404, 1 << 20
+#: Media types of what a name may have. A registry answers "absent" for one that is not asked for.
+_MANIFESTS = ", ".join(
+    f"application/vnd.{kind}+json"
+    for kind in ("oci.image.manifest.v1", "oci.image.index.v1", "docker.distribution.manifest.v2", "docker.distribution.manifest.list.v2")
+)
 
 
 def place_of(text: str) -> Place:
     """Return the place that a text names: ``oci://HOST/NAME:TAG``, ``hf://OWNER/NAME`` or a folder.
 
     Raises:
-        UserError: another scheme, or the library of that place is not installed.
+        UserError: no name, another scheme, or the library of that place is not installed.
     """
     if text.startswith(OCI):
         return _Oci(text)
     if text.startswith(HUB):
         return _Hub(text)
-    if "://" in text:
+    if not text.strip():
+        raise UserError(f"the name of a collection is empty (got {text!r}); name a folder, {OCI}HOST/NAME:TAG or {HUB}OWNER/NAME")
+    if re.match(r"\w+:/", text):
         raise UserError(f"{text}: unknown scheme; name {OCI}HOST/NAME:TAG, {HUB}OWNER/NAME or a folder")
     return _Folder(expanded(text))
 
@@ -59,8 +67,11 @@ class _Folder:
             index = change(self.read(INDEX, MAX_INDEX))
             try:
                 for name, content in [*files.items(), (INDEX, index)]:
-                    (self._folder / name).parent.mkdir(exist_ok=True)
-                    replace_file(self._folder / name, content)
+                    path = self._folder / name
+                    if path.is_symlink() or (path.parent.is_symlink() and path.parent != self._folder):  # of another writer
+                        raise TableError(f"{path}: a symbolic link, which leads out of the collection; delete it")
+                    path.parent.mkdir(exist_ok=True)
+                    replace_file(path, content)
             except OSError as error:
                 raise TableError(f"{self._folder}: cannot be written: {error.strerror or error}; name another folder") from error
 
@@ -88,27 +99,36 @@ class _Oci:
         if not (host and slash and name):
             raise UserError(f"{where}: names no artefact; write {OCI}HOST/NAME:TAG")
         self._where = where
-        self._client: Any = OrasClient(hostname=host, insecure=host.partition(":")[0] in _LOCAL)
-        once = getattr(OrasClient.do_request, "__wrapped__", OrasClient.do_request)
-        self._client.do_request = functools.partial(once, self._client)  # the library would try again for two minutes, in silence
-        self._container = self._client.get_container(f"{host}/{name}")
-        self._client.auth.load_configs(self._container)
+        with _failing_as(where, "check the name, and the configuration of docker"):
+            self._client: Any = OrasClient(hostname=host, insecure=host.partition(":")[0] in _LOCAL)
+            once = getattr(OrasClient.do_request, "__wrapped__", OrasClient.do_request)
+            self._client.do_request = functools.partial(once, self._client)  # the library would try again for two minutes, in silence
+            self._container = self._client.get_container(f"{host}/{name}")
+            self._client.auth.load_configs(self._container)
 
     def read(self, name: str, most: int) -> bytes | None:
         """Return a layer, at most *most* bytes and one chunk more."""
         with _failing_as(self._where, "check the name, the network and `docker login`"):
             digest = name.replace("sha256/", "sha256:")
             if name == INDEX:
-                digest = next((layer["digest"] for layer in self._layers() if layer.get("annotations", {}).get(_TITLE) == INDEX), "")
+                digest = next((layer["digest"] for layer in self._layers() if _title(layer) == INDEX), "")
             return self._blob(digest, most) if digest else None
 
     def _layers(self) -> list[dict[str, Any]]:
+        """Return the layers of the artefact, none of an absent one.
+
+        Raises:
+            TableError: the name has something else, such as a container's image.
+        """
         url = f"{self._client.prefix}://{self._container.manifest_url()}"
-        response = self._client.do_request(url, headers={"Accept": "application/vnd.oci.image.manifest.v1+json"})
+        response = self._client.do_request(url, headers={"Accept": _MANIFESTS})
         if response.status_code == _ABSENT:
             return []
         response.raise_for_status()
-        return list(response.json()["layers"])
+        layers = list(response.json().get("layers", ()))
+        if all(_title(layer) != INDEX for layer in layers):
+            raise TableError(f"{self._where}: is no collection of tables (got {len(layers)} layers without {INDEX}); name another tag")
+        return layers
 
     def _blob(self, digest: str, most: int) -> bytes | None:
         response = self._client.get_blob(self._container, digest, stream=True)
@@ -128,7 +148,7 @@ class _Oci:
 
         index = change(self.read(INDEX, MAX_INDEX))
         with _failing_as(self._where, "check the name, the network and `docker login`"):
-            old = [layer for layer in self._layers() if layer.get("annotations", {}).get(_TITLE) != INDEX]
+            old = [layer for layer in self._layers() if _title(layer) != INDEX]
             new = [self._uploaded(name, content) for name, content in [*files.items(), (INDEX, index)]]
             config, _ = ManifestConfig()
             self._upload(b"{}", config)
@@ -146,6 +166,10 @@ class _Oci:
             file.write(content)
             file.flush()
             self._client.upload_blob(file.name, self._container, layer).raise_for_status()
+
+
+def _title(layer: Mapping[str, Any]) -> str:
+    return str((layer.get("annotations") or {}).get(_TITLE, ""))
 
 
 class _Hub:

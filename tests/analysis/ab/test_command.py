@@ -33,7 +33,8 @@ def test_the_number_is_found(text, pattern, number):
 @pytest.mark.parametrize(
     ("text", "pattern", "got"),
     [("", "", "got none"), ("done\n", "", "got none"), ("1 2\n", "", "got 2: 1, 2"), ("x 1 x 2", r"x (\d)", "got 2"),
-     ("0", "", "above 0 (got 0)"), ("-3", "", "got -3"), ("a b", r"a (\w)", "got b"), ("nan", "", "got none")],
+     ("0", "", "above 0 (got 0)"), ("-3", "", "got -3"), ("a b", r"a (\w)", "got b"), ("nan", "", "got none"),
+     ("x", r"x(\d)?", "got none")],
 )  # fmt: skip
 def test_no_number_or_two_are_a_failure(text, pattern, got):
     """The message names what was printed instead, and the flag that selects."""

@@ -16,6 +16,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, write_rows
 from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
+from tunedgemm.tuner import Terminated
 from tunedgemm.tuner.trial import Samples
 
 OP = op_named("a16w16")
@@ -94,16 +95,17 @@ def test_a_shape_that_fails_is_left_out_of_the_sum(planted, table):
     assert found.whole.turns == () and found.whole.verdict == "not resolved"
 
 
-def test_an_interruption_keeps_the_shapes_before(planted, table):
-    """Ctrl-C ends with what was timed."""
+@pytest.mark.parametrize(("stops", "ended"), [(KeyboardInterrupt(), "interrupted"), (Terminated("SIGTERM"), "SIGTERM")])
+def test_an_interruption_keeps_the_shapes_before(planted, table, stops, ended):
+    """Ctrl-C and SIGTERM end with what was timed."""
 
     def stop(found):
         if len(found.shapes) == 2:
-            raise KeyboardInterrupt
+            raise stops
 
     found = compare_kernels(OP, lambda _: SHAPES, ([table("plain")], [table("later")]), 31, stop)
 
-    assert len(found.shapes) == 2 and found.ended == "interrupted" and found.whole.verdict == "slower"
+    assert len(found.shapes) == 2 and found.ended == ended and found.whole.verdict == "slower"
 
 
 def test_no_shape_is_an_error(planted, table):

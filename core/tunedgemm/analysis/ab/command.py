@@ -46,7 +46,7 @@ class Arm:
 
 
 def run_command(words: Sequence[str], arm: Arm, pattern: str = "", timeout: float = math.inf) -> float:
-    """Run a command in a new session, and return its number; none of its processes stays.
+    """Run a command in a new session, and return its number; end its process group.
 
     Args:
         words: the command, without a shell.
@@ -92,7 +92,7 @@ def number_of(text: str, pattern: str = "") -> float:
     Raises:
         Failure: there is none, or more than one.
     """
-    found = [match[1] for match in (re.compile(pattern) if pattern else _NUMBER).finditer(text)]
+    found = [match[1] for match in (re.compile(pattern) if pattern else _NUMBER).finditer(text) if match[1]]
     if len(found) != 1:
         got = f"{len(found)}: {', '.join(found[:4])}" if found else "none"
         raise Failure(f"printed no single number (got {got}); --number selects it by a regular expression with one group")

@@ -50,7 +50,7 @@ class Kernels:
     Attributes:
         device: the device.
         shapes: the shapes in the order of timing, those before an interruption.
-        ended: why it ended early; "" if it did not.
+        ended: why it ended early: ``interrupted`` or ``SIGTERM``; "" if it did not.
     """
 
     device: Device
@@ -101,8 +101,8 @@ def compare_kernels(
             for shape, calls in listed.items():
                 found = attrs.evolve(found, shapes=(*found.shapes, _timed(ask, shape, calls)))
                 keep(found)
-        except KeyboardInterrupt:
-            return attrs.evolve(found, ended="interrupted")
+        except KeyboardInterrupt as stop:
+            return attrs.evolve(found, ended=str(stop) or "interrupted")
     return found
 
 

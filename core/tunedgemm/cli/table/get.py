@@ -39,14 +39,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _write(out: Path, content: bytes, signature: bytes) -> None:
-    """Write a table and its signature; leave another file of the name."""
+    """Write a table and its signature; leave other files of their names."""
+    files = {Path(f"{out}{SUFFIX}"): signature, out: content} if signature else {out: content}
     with locked(out):
         try:
-            if present(out) and read_regular(out) != content:
-                raise TableError(f"{out}: exists already, with another content; name another folder with -o, or delete this file")
-            if signature:
-                replace_file(Path(f"{out}{SUFFIX}"), signature)
-            replace_file(out, content)
+            for path, new in files.items():
+                if present(path) and read_regular(path) != new:
+                    raise TableError(f"{path}: exists already, with another content; name another folder with -o, or delete this file")
+            for path, new in files.items():
+                replace_file(path, new)
         except OSError as error:
             raise TableError(f"{out}: cannot be written: {error.strerror or error}; name another folder with -o") from error
 

@@ -77,7 +77,7 @@ def _measured(text: str) -> Measured:
         )  # fmt: skip
     except OSError as error:
         raise TableError(f"{file}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         raise TableError(f"{file}: not a report of `tunedgemm coverage --json` (got {error!s:.80}); write it again") from error
 
 

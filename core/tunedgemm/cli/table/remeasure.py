@@ -26,7 +26,7 @@ def refuse(arguments: argparse.Namespace, file: Path) -> None:
     """Raise UserError for flags without --remeasure, and for a table that must not change."""
     if not arguments.remeasure:
         for flag in ("top", "threshold", "stale"):
-            if getattr(arguments, flag) not in (None, False):
+            if (given := getattr(arguments, flag)) is not None and given is not False:  # 0 % is given
                 raise UserError(f"--{flag}: requires --remeasure, which times the rows again")
     elif arguments.stale and (SHIPPED in file.parents or provenance_of(file) is not None):
         raise UserError(f"--stale: {file} is shipped or published, and stays as it is; `tunedgemm tune -i {file}` tunes its shapes here")
