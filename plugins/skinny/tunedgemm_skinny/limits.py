@@ -167,7 +167,7 @@ def group_of(shape: Shape) -> int:
 
 
 def depth_of_step(shape: Shape) -> int:
-    """Return the elements of K of a step of `packed`: integers of one scale, at most the last of `PACKED_K`."""
+    """Return the elements of K of a step of `packed`: integers of one scale, at most 128."""
     return min(group_of(shape) or PACKED_K[-1], PACKED_K[-1]) if not format_of(shape).scale else PACKED_K[-1]
 
 
