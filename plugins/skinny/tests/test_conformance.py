@@ -18,9 +18,7 @@ BATCH = Shape("batched_a8w8", 2, 17, 136, dtype="int8", outdtype="bf16", scale="
 FORMATS = tuple(
     Shape("a16wn", m, n, k, dtype=dtype, outdtype=dtype, scale="block", extra={"w_format": name, "w_group": group}, **epilogue)
     for name, group, dtype, m, n, k, epilogue in (
-        ("gptq_int4", 128, "bf16", 9, 72, 1024, {}),
         ("gptq_int4_zp", 32, "fp16", 3, 40, 352, {"epilogue": "bias", "bias_dtype": "fp16"}),
-        ("gptq_int4_zp_v2", 64, "bf16", 1, 24, 640, {}),
         ("awq_int4", 0, "fp16", 1, 136, 256, {}),
         ("ct_int4", 64, "bf16", 1, 37, 320, {}),
         ("ct_int4_zp", 128, "bf16", 16, 19, 384, {}),
