@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import random
 
 import pytest
 from tunedgemm.analysis import remeasure as module
@@ -16,7 +15,6 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, read_rows, write_rows
 from tunedgemm.testing.fakes import exact, fake_backend, fake_registry, with_hooks
-from tunedgemm.tuner.trial import Samples
 
 OP = op_named("a16w16")
 #: Microseconds of each kernel today; tables say 100. The machine is 20 % slower than on their day.
@@ -25,7 +23,7 @@ MS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 48, 64)
 
 
 @pytest.fixture
-def check(tmp_path, monkeypatch):
+def check(tmp_path, monkeypatch, planted_bench):
     """Time a table of (kernel, libver) again, whose backend has version 2 now, with planted times."""
     monkeypatch.setenv("TUNEDGEMM_HOME", str(tmp_path / "home"))
     ran: list[str] = []
@@ -35,23 +33,9 @@ def check(tmp_path, monkeypatch):
         out = exact(solution, shape, *operands)
         return out * 0 if solution.kernel_name == "zeros" else out
 
-    def bench(op, shape, device):
-        operands, chance = op.make_inputs(shape, device.torch_device, 0), random.Random(shape.m)
-
-        def sample(launchers, rounds):
-            answers = {}
-            for solution, launcher in launchers.items():
-                ran.clear()
-                launcher.call(*operands)
-                us = TIMES[ran[-1] if ran else "torch"]
-                answers[solution] = Samples(tuple(us * chance.gauss(1.0, 0.003) for _ in range(rounds)))
-            return answers
-
-        return sample
-
     backend = fake_backend("turbo", solutions=("same", "costs", "crawls", "zeros"), call=call)
     registry = fake_registry(with_hooks(backend, library_version=lambda device: "2"))
-    monkeypatch.setattr(module, "measuring", functools.partial(measuring, registry=registry, bench=bench))
+    monkeypatch.setattr(module, "measuring", functools.partial(measuring, registry=registry, bench=planted_bench(ran, TIMES, 0.003)))
     monkeypatch.setattr(module, "Registry", lambda: registry)
 
     def run(*kernels, top=20, threshold=0.015):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import random
 
 import pytest
 from tunedgemm.analysis.ab import compare_kernels
@@ -17,7 +16,6 @@ from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, write_rows
 from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
 from tunedgemm.tuner import Terminated
-from tunedgemm.tuner.trial import Samples
 
 OP = op_named("a16w16")
 TIMES = {"plain": 100.0, "twin": 100.0, "later": 103.0, "torch": 110.0}
@@ -25,7 +23,7 @@ SHAPES = {Shape("a16w16", m, 64, 128, "fp32"): m for m in (1, 2, 4)}
 
 
 @pytest.fixture
-def planted(monkeypatch):
+def planted(monkeypatch, planted_bench):
     """Run the arms here, with planted times of the kernel that ran last; "raises" raises."""
     ran: list[str] = []
 
@@ -35,22 +33,8 @@ def planted(monkeypatch):
             raise RuntimeError("boom")
         return exact(solution, shape, *operands)
 
-    def bench(op, shape, device):
-        operands, chance = op.make_inputs(shape, device.torch_device, 0), random.Random(shape.m)
-
-        def sample(launchers, rounds):
-            answers = {}
-            for solution, launcher in launchers.items():
-                ran.clear()
-                launcher.call(*operands)
-                us = TIMES[ran[-1] if ran else "torch"]
-                answers[solution] = Samples(tuple(us * chance.gauss(1.0, 0.004) for _ in range(rounds)))
-            return answers
-
-        return sample
-
     registry = fake_registry(fake_backend("turbo", solutions=("plain", "twin", "later", "raises"), call=call))
-    monkeypatch.setattr(module, "measuring", functools.partial(measuring, registry=registry, bench=bench))
+    monkeypatch.setattr(module, "measuring", functools.partial(measuring, registry=registry, bench=planted_bench(ran, TIMES, 0.004)))
 
 
 @pytest.fixture
