@@ -83,19 +83,18 @@ def floor_of(shape: Shape, device: Device) -> float:
     """Return the microseconds of a launch that only reads both operands and writes the output."""
     outputs = 2 * shape.m * shape.n
     wider = width_of(shape.dtype) / _PACKED_BYTES if shape.op == FORMATTED else x_pieces(shape)  # x than a weight row
-    moved = weight_bytes(shape) * (1 + wider * shape.m / shape.n) + outputs
+    moved = _width_of(shape) * shape.n * depth_of(shape) * (1 + wider * shape.m / shape.n) + outputs
     return _RAMP_US + batches_of(shape) * moved / (max(device.cu_num, 1) * _PER_US)
 
 
-def weight_bytes(shape: Shape) -> float:
-    """Return the bytes of the codes of a weight."""
-    return shape.n * depth_of(shape) * (_PACKED_BYTES if shape.op == FORMATTED else width_of(weight_of(shape)))
+def _width_of(shape: Shape) -> float:
+    """Return the bytes of an element of the weight."""
+    return _PACKED_BYTES if shape.op == FORMATTED else width_of(weight_of(shape))
 
 
 def features(kernel: KernelConfig, splits: int, shape: Shape, device: Device) -> tuple[float, ...]:
     """Return the features of a kernel's time, in the order of `FEATURES`."""
-    log, gfx, units = math.log2, device.gfx, max(device.cu_num, 1)
-    width = weight_bytes(shape) / (shape.n * depth_of(shape))
+    log, gfx, width, units = math.log2, device.gfx, _width_of(shape), max(device.cu_num, 1)
     per_block, stages, cluster, shared = kernel.per_block, kernel.stages, kernel.cluster, float(kernel.x_shared)
     share, trip = per_split(kernel, splits, shape, gfx), span_of(kernel, shape, gfx) * kernel.warps_k
     batches = batches_of(shape)
